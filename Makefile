@@ -1,0 +1,70 @@
+# make               look at what is here, build train_gpt2
+# make quickstart    install what is missing, build, fine-tune the model in data/: two minutes
+# make test          install what is missing, build, run every test; the last line counts them
+# make deps          only install what is missing (Debian, Ubuntu)
+# make bench         speed of the CPU operations and of a whole training step
+# make lint          format, sections, warnings
+# make clean
+#
+# Variables: CC, OPT (optimisation flags), NO_OPENMP=1.
+
+CC   ?= gcc
+OPT  ?= -O3 -march=native
+WARN  = -Wall -Wextra
+LIBS  = -ljansson -lpcre2-8 -lutf8proc -lm
+BUILD = build
+
+# A probe compiles and links a small program; what a package list says is not believed.
+probe = $(shell printf '%s\n' $(1) | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
+ifndef NO_OPENMP
+HAVE_OPENMP := $(call probe,'\#include <omp.h>' 'int main(void) { return omp_get_max_threads() < 1; }',-fopenmp)
+endif
+HAVE_LIBS := $(call probe,'\#include <jansson.h>' '\#include <utf8proc.h>' '\#define PCRE2_CODE_UNIT_WIDTH 8' '\#include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
+HAVE_TEST := $(call probe,'\#include <stdarg.h>' '\#include <stddef.h>' '\#include <stdint.h>' '\#include <setjmp.h>' '\#include <cmocka.h>' 'int main(void) { return !_cmocka_run_group_tests; }',-lcmocka)
+
+CFLAGS = -std=gnu11 $(WARN) -g
+ifeq ($(HAVE_OPENMP),yes)
+CFLAGS += -fopenmp
+else
+CFLAGS += -DSFT_NO_OPENMP -Wno-unknown-pragmas
+endif
+
+.PHONY: all probe deps quickstart test test-programs bench lint clean
+all: probe train_gpt2
+
+probe:
+	@echo "compiler   $$($(CC) --version | head -n 1)"
+	@echo "OpenMP     $(if $(HAVE_OPENMP),yes,no: one thread)"
+	@echo "libraries  $(if $(HAVE_LIBS),jansson$(,) PCRE2$(,) utf8proc,missing: run 'make deps')"
+, := ,
+
+# Every target that starts from a bare machine begins here: one package manager call, only when something is missing.
+PACKAGES = libjansson-dev libpcre2-dev libutf8proc-dev libcmocka-dev
+deps:
+ifeq ($(HAVE_LIBS)$(HAVE_TEST),yesyes)
+	@echo "deps: all there"
+else
+	@command -v apt-get >/dev/null || { echo "error: no apt-get here; install the development files of jansson, PCRE2, utf8proc and cmocka"; exit 1; }
+	@s=$$([ $$(id -u) = 0 ] || echo sudo); $$s apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$s apt-get install -y -qq --no-install-recommends $(PACKAGES)
+endif
+
+train_gpt2: train.c tokenizer.c sft.h Makefile
+	$(CC) $(CFLAGS) $(OPT) train.c tokenizer.c -o $@ $(LIBS)
+
+# Tests: every test/test_NAME.c is a program; it is built twice, as it is and under AddressSanitizer + UBSan.
+TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+SANITIZE = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+$(BUILD)/%: test/%.c tokenizer.c sft.h test/test.h Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(OPT) $< tokenizer.c -o $@ $(LIBS) -lcmocka
+$(BUILD)/asan_%: test/%.c tokenizer.c sft.h test/test.h Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(SANITIZE) $< tokenizer.c -o $@ $(LIBS) -lcmocka
+
+test-programs: $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%)
+test: deps
+	@$(MAKE) --no-print-directory -j2 test-programs
+	@sh test/run.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%)
+
+clean:
+	rm -rf $(BUILD) train_gpt2 train_gpt2cu train_gpt2cu_emu
