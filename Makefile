@@ -8,19 +8,23 @@
 #
 # Variables: CC, OPT (optimisation flags), NO_OPENMP=1.
 
-CC   ?= gcc
+ifeq ($(origin CC),default)
+CC = gcc
+endif
 OPT  ?= -O3 -march=native
 WARN  = -Wall -Wextra
 LIBS  = -ljansson -lpcre2-8 -lutf8proc -lm
 BUILD = build
 
 # A probe compiles and links a small program; what a package list says is not believed.
+hash := \#
+, := ,
 probe = $(shell printf '%s\n' $(1) | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 ifndef NO_OPENMP
-HAVE_OPENMP := $(call probe,'\#include <omp.h>' 'int main(void) { return omp_get_max_threads() < 1; }',-fopenmp)
+HAVE_OPENMP := $(call probe,'$(hash)include <omp.h>' 'int main(void) { return omp_get_max_threads() < 1; }',-fopenmp)
 endif
-HAVE_LIBS := $(call probe,'\#include <jansson.h>' '\#include <utf8proc.h>' '\#define PCRE2_CODE_UNIT_WIDTH 8' '\#include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
-HAVE_TEST := $(call probe,'\#include <stdarg.h>' '\#include <stddef.h>' '\#include <stdint.h>' '\#include <setjmp.h>' '\#include <cmocka.h>' 'int main(void) { return !_cmocka_run_group_tests; }',-lcmocka)
+HAVE_LIBS := $(call probe,'$(hash)include <jansson.h>' '$(hash)include <utf8proc.h>' '\#define PCRE2_CODE_UNIT_WIDTH 8' '$(hash)include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
+HAVE_TEST := $(call probe,'$(hash)include <stdarg.h>' '$(hash)include <stddef.h>' '$(hash)include <stdint.h>' '$(hash)include <setjmp.h>' '$(hash)include <cmocka.h>' 'int main(void) { return !_cmocka_run_group_tests; }',-lcmocka)
 
 CFLAGS = -std=gnu11 $(WARN) -g
 ifeq ($(HAVE_OPENMP),yes)
@@ -36,7 +40,6 @@ probe:
 	@echo "compiler   $$($(CC) --version | head -n 1)"
 	@echo "OpenMP     $(if $(HAVE_OPENMP),yes,no: one thread)"
 	@echo "libraries  $(if $(HAVE_LIBS),jansson$(,) PCRE2$(,) utf8proc,missing: run 'make deps')"
-, := ,
 
 # Every target that starts from a bare machine begins here: one package manager call, only when something is missing.
 PACKAGES = libjansson-dev libpcre2-dev libutf8proc-dev libcmocka-dev
@@ -56,10 +59,10 @@ TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 SANITIZE = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/%: test/%.c tokenizer.c sft.h test/test.h Makefile
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) $(OPT) $< tokenizer.c -o $@ $(LIBS) -lcmocka
+	$(CC) $(CFLAGS) -Wno-clobbered $(OPT) $< tokenizer.c -o $@ $(LIBS) -lcmocka
 $(BUILD)/asan_%: test/%.c tokenizer.c sft.h test/test.h Makefile
 	@mkdir -p $(BUILD)
-	$(CC) $(CFLAGS) $(SANITIZE) $< tokenizer.c -o $@ $(LIBS) -lcmocka
+	$(CC) $(CFLAGS) -Wno-clobbered $(SANITIZE) $< tokenizer.c -o $@ $(LIBS) -lcmocka
 
 test-programs: $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%)
 test: deps
