@@ -23,7 +23,7 @@ probe = $(shell printf '%s\n' $(1) | $(CC) -x c - -o /dev/null $(2) 2>/dev/null 
 ifndef NO_OPENMP
 HAVE_OPENMP := $(call probe,'$(hash)include <omp.h>' 'int main(void) { return omp_get_max_threads() < 1; }',-fopenmp)
 endif
-HAVE_LIBS := $(call probe,'$(hash)include <jansson.h>' '$(hash)include <utf8proc.h>' '\#define PCRE2_CODE_UNIT_WIDTH 8' '$(hash)include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
+HAVE_LIBS := $(call probe,'$(hash)include <jansson.h>' '$(hash)include <utf8proc.h>' '$(hash)define PCRE2_CODE_UNIT_WIDTH 8' '$(hash)include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
 HAVE_TEST := $(call probe,'$(hash)include <stdarg.h>' '$(hash)include <stddef.h>' '$(hash)include <stdint.h>' '$(hash)include <setjmp.h>' '$(hash)include <cmocka.h>' 'int main(void) { return !_cmocka_run_group_tests; }',-lcmocka)
 
 CFLAGS = -std=gnu11 $(WARN) -g
