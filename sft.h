@@ -45,6 +45,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -107,6 +108,40 @@ size_t sft_type_size(SftType type);      // bytes of one element
 const char *sft_type_name(SftType type); // "fp32", "bf16", "fp16"
 void sft_to_f32(float *out, const void *in, SftType type, int64_t n);   // out = in, widened (exact)
 void sft_from_f32(void *out, SftType type, const float *in, int64_t n); // out = in, rounded to nearest even
+
+/* One number at a time, for any input: subnormals, infinities, NaN (which stays NaN). bf16 is the upper half of a float:
+   8 bits of exponent, 7 of mantissa. fp16 has 5 and 10: from 65520 on it is infinite, below 2^-14 subnormal. */
+SFT_HD uint32_t sft_f32_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+SFT_HD float sft_bits_f32(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+SFT_HD float sft_bf16_to_f32(uint16_t h) { return sft_bits_f32((uint32_t)h << 16); }
+SFT_HD uint16_t sft_f32_to_bf16(float x) {
+    uint32_t u = sft_f32_bits(x), nan = u >> 16 | 0x40;
+    uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16; // half way: to the even one; a carry moves up the exponent
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+SFT_HD float sft_f16_to_f32(uint16_t h) {
+    uint32_t u = (uint32_t)(h & 0x7fff) << 13, exponent = u & 0x0f800000;
+    float small = sft_bits_f32(u + (113u << 23)) - sft_bits_f32(113u << 23); // subnormal: (2^-14 + x) - 2^-14 is exact
+    u += exponent == 0x0f800000 ? 224u << 23 : 112u << 23;                   // infinity and NaN | bias 127 instead of 15
+    return sft_bits_f32((exponent ? u : sft_f32_bits(small)) | (uint32_t)(h & 0x8000) << 16);
+}
+SFT_HD uint16_t sft_f32_to_f16(float x) {
+    uint32_t u = sft_f32_bits(x) & 0x7fffffff, sign = sft_f32_bits(x) >> 16 & 0x8000;
+    uint32_t rounded = (u - (112u << 23) + 0xfff + (u >> 13 & 1)) >> 13;
+    uint32_t small = sft_f32_bits(sft_bits_f32(u) + 0.5f) - sft_f32_bits(0.5f); // 0.5 + x keeps multiples of 2^-24
+    rounded = u < 113u << 23 ? small : rounded;
+    rounded = u >= 143u << 23 ? 0x7c00 : rounded; // 2^16 and more
+    rounded = u > 255u << 23 ? 0x7e00 : rounded;
+    return (uint16_t)(rounded | sign);
+}
 
 /* A tensor is a pointer with its type and shape; rows are contiguous and nothing is padded. Passed by value. An absent
    tensor (no bias, no residual) has data == NULL and dim[0] == 0. While planning, data is NULL and dim[0] is not. */
@@ -448,23 +483,43 @@ enum { SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_
 
 typedef struct SftModel SftModel; // the whole: see [6]
 
-SftArch sft_arch(const char *folder);               // from config.json; dies naming the key, and what is supported
+/* Reads config.json (and the stop tokens of generation_config.json). Dies with the key, what it holds and what was
+   expected; a model_type that is not known, with the list of those that are. Nothing depends on a model's name. */
+SftArch sft_arch(const char *folder);
 void sft_arch_free(SftArch *a);
-int64_t sft_parameters(const SftArch *a);           // all of them, a tied head once
-const char *sft_slot_name(SftSlot slot);
-// The Hugging Face name of a slot of block `layer` (ignored for the others), e.g. "model.layers.3.self_attn.q_proj.weight"
+int64_t sft_parameters(const SftArch *a); // all of them, a tied head once
+const char *sft_slot_name(SftSlot slot);  // as the table spells it: "q_w"
+// The Hugging Face name of a slot of block `layer` (ignored for the others), e.g. "model.layers.3.self_attn.q_proj.weight".
+// Slots that a family stores fused (GPT-2's c_attn, InternLM2's wqkv) share a name.
 const char *sft_hf_name(const SftArch *a, SftSlot slot, int64_t layer, char out[256]);
+/* The tokenizer has `tokens` ids: dies if the embedding is smaller, unless `allowed` (option resize_vocab); then the
+   model is to have as many rows, and sft_load_weights fills the new ones with the mean of the old. Call it before
+   sft_model_open. */
+void sft_resize_vocab(SftArch *a, int64_t tokens, bool allowed);
+
+/* Lays out m->units units in m->unit, from m->arch, m->type and m->trains: counts, offsets, and each flat vector as a
+   piece of its arena (NULL while that arena plans). fp32: weights and master are one vector. !trains: weights only. */
+void sft_units_open(SftModel *m);
+void sft_units_close(SftModel *m);                      // frees m->unit; the arenas are the caller's
 void sft_load_weights(SftModel *m, const char *folder); // safetensors or its sharded index -> every unit's weights and master
 void sft_init_weights(SftModel *m, uint64_t seed);      // "init": "scratch"
-void sft_resize_vocab(SftModel *m, int64_t rows);       // see resize_vocab
-void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes); // as Hugging Face stores them
+/* Writes model.safetensors, or shards of at most max_shard_bytes with their index: names and layout as the family
+   stores them, a tied head left out. Streams: memory for a few rows only. */
+void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes);
 
-// safetensors: names to tensors in a file, checked in full before the first byte is believed.
+/* safetensors (github.com/huggingface/safetensors): 8 bytes of header length, a JSON header that gives each tensor's
+   dtype, shape and range of bytes, then the bytes. A file is checked in full before the first byte is believed. */
 typedef struct { const char *name, *dtype; int dims; int64_t dim[8]; const char *data; size_t bytes; } SftFileTensor;
 typedef struct { char *path; const char *map; size_t bytes; SftFileTensor *tensor; int64_t n; struct json_t *header; } SftSafetensors;
-SftSafetensors sft_safetensors_open(const char *path);
+SftSafetensors sft_safetensors_open(const char *path); // dies with the file, the tensor and the reason
 const SftFileTensor *sft_safetensors_find(const SftSafetensors *f, const char *name); // NULL if not there
 void sft_safetensors_close(SftSafetensors *f);
+/* Writes a file in the order of tensor[0..n), to a temporary name, fsync, rename. Of each: name, dtype ("F32", "BF16",
+   "F16", "I64", ...; larger elements first, to keep them aligned), dims, dim; `bytes` is not looked at. Where data is
+   NULL, fill(arg, i, first, rows, out) is asked for rows first .. first+rows of tensor i's leading dimension, in order.
+   metadata: an object of strings, or NULL; the caller keeps it. */
+typedef void SftFill(void *arg, int64_t i, int64_t first, int64_t rows, void *out);
+void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, struct json_t *metadata, SftFill *fill, void *arg);
 
 /* ================================================================================================================
    [5] ops: every operation, forward above backward, and the table that lists them
@@ -672,6 +727,9 @@ void sft_progress(const char *what, double done, double total);           // a l
 #ifndef SFT_NO_OPENMP
 #include <omp.h>
 #endif
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 /* ================================================================================================================
    [1] ground: errors, arenas, types, random numbers, clock, files
@@ -754,11 +812,40 @@ void *sft_take(SftArena *arena, size_t bytes) {
 
 void sft_give_back(SftArena *arena, size_t mark) { arena->used = mark; }
 
-// Types. bf16 is the upper half of a float. fp16 has 5 bits of exponent: the compiler's own conversion is used where
-// there is one, which rounds to nearest even and knows subnormals, infinities and NaN.
+// Types. The compiler turns the loops over bf16 into vector code; for fp16 x86 has instructions of its own.
 static const struct { const char *name; size_t size; } sft__types[SFT_TYPES] = {{"fp32", 4}, {"bf16", 2}, {"fp16", 2}};
 size_t sft_type_size(SftType type) { return sft__types[type].size; }
 const char *sft_type_name(SftType type) { return sft__types[type].name; }
+
+void sft_to_f32(float *out, const void *in, SftType type, int64_t n) {
+    const uint16_t *h = (const uint16_t *)in;
+    int64_t i = 0;
+    if (type == SFT_F32) {
+        memmove(out, in, (size_t)n * 4);
+    } else if (type == SFT_BF16) {
+        for (; i < n; i++) out[i] = sft_bf16_to_f32(h[i]);
+    } else {
+#ifdef __F16C__
+        for (; i < n / 8 * 8; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(h + i))));
+#endif
+        for (; i < n; i++) out[i] = sft_f16_to_f32(h[i]);
+    }
+}
+
+void sft_from_f32(void *out, SftType type, const float *in, int64_t n) {
+    uint16_t *h = (uint16_t *)out;
+    int64_t i = 0;
+    if (type == SFT_F32) {
+        memmove(out, in, (size_t)n * 4);
+    } else if (type == SFT_BF16) {
+        for (; i < n; i++) h[i] = sft_f32_to_bf16(in[i]);
+    } else {
+#ifdef __F16C__
+        for (; i < n / 8 * 8; i += 8) _mm_storeu_si128((__m128i *)(h + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), 0));
+#endif
+        for (; i < n; i++) h[i] = sft_f32_to_f16(in[i]);
+    }
+}
 
 SftTensor sft_tensor(void *data, SftType type, int64_t d0, int64_t d1, int64_t d2) {
     return (SftTensor){data, type, {d0, d1, d2}};
@@ -866,6 +953,177 @@ json_t *sft_json_file(const char *path) {
     sft_unmap(text, n);
     if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s", path, error.line, error.column, error.text);
     return json;
+}
+
+/* ================================================================================================================
+   [4] model: families, the tensor table, units, the memory plan, safetensors in and out
+   ================================================================================================================ */
+// safetensors, reading. The names, shapes and ranges come from outside: nothing is used before all of it is checked.
+static const struct { const char *name; int bits; } sft__dtypes[] = {
+    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U64", 64}, {"U32", 32},
+    {"U16", 16}, {"U8", 8}, {"BOOL", 8}, {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+
+// Bytes that dtype and shape ask for, -1 if there is no such number.
+static int64_t sft__tensor_bytes(const SftFileTensor *t) {
+    int64_t bits = 0;
+    for (int i = 0; i < SFT_COUNT(sft__dtypes); i++)
+        if (!strcmp(t->dtype, sft__dtypes[i].name)) bits = sft__dtypes[i].bits;
+    if (!bits) return -1;
+    for (int i = 0; i < t->dims; i++)
+        if (t->dim[i] < 0 || __builtin_mul_overflow(bits, t->dim[i], &bits)) return -1;
+    return bits % 8 ? -1 : bits / 8;
+}
+
+static int sft__by_place(const void *a, const void *b) {
+    const SftFileTensor *x = (const SftFileTensor *)a, *y = (const SftFileTensor *)b;
+    return x->data != y->data ? (x->data > y->data) - (x->data < y->data) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+static int sft__by_name(const void *a, const void *b) {
+    return strcmp(((const SftFileTensor *)a)->name, ((const SftFileTensor *)b)->name);
+}
+
+// One entry of the header -> *t. Returns NULL, or what is wrong: a string to free.
+static char *sft__safetensors_entry(SftFileTensor *t, const char *name, json_t *entry, const char *data, size_t size) {
+    json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
+    json_t *range = json_object_get(entry, "data_offsets"), *begin = json_array_get(range, 0), *end = json_array_get(range, 1);
+    if (!json_is_string(dtype) || !json_is_array(shape) || json_array_size(range) != 2 || !json_is_integer(begin) || !json_is_integer(end))
+        return sft_format("tensor %s: expected {\"dtype\", \"shape\", \"data_offsets\": [begin, end]}", name);
+    *t = (SftFileTensor){.name = name, .dtype = json_string_value(dtype), .dims = (int)SFT_MIN(json_array_size(shape), 9)};
+    if (t->dims > SFT_COUNT(t->dim)) return sft_format("tensor %s: %zu dimensions; at most 8 are supported", name, json_array_size(shape));
+    for (int i = 0; i < t->dims; i++) {
+        t->dim[i] = json_is_integer(json_array_get(shape, (size_t)i)) ? json_integer_value(json_array_get(shape, (size_t)i)) : -1;
+        if (t->dim[i] < 0) return sft_format("tensor %s: a dimension that is not a number from 0", name);
+    }
+    int64_t from = json_integer_value(begin), to = json_integer_value(end), bytes = sft__tensor_bytes(t);
+    if (bytes < 0) return sft_format("tensor %s: dtype %s with this shape has no size in bytes", name, t->dtype);
+    if (from < 0 || to < from || (uint64_t)to > size)
+        return sft_format("tensor %s: data_offsets [%lld, %lld], the file has %zu bytes of data", name, (long long)from, (long long)to, size);
+    if (to - from != bytes)
+        return sft_format("tensor %s: its shape takes %lld bytes, data_offsets give %lld", name, (long long)bytes, (long long)(to - from));
+    t->data = data + from, t->bytes = (size_t)bytes;
+    return NULL;
+}
+
+// f->map and f->bytes -> f->tensor. Returns NULL, or what is wrong: a string to free.
+static char *sft__safetensors_parse(SftSafetensors *f) {
+    uint64_t header = 0;
+    if (f->bytes < 8) return sft_format("%zu bytes are too few for a safetensors file", f->bytes);
+    for (int i = 0; i < 8; i++) header |= (uint64_t)(uint8_t)f->map[i] << 8 * i; // little endian, wherever this runs
+    if (header > 100000000) return sft_format("a header of %llu bytes; at most 100000000 are allowed", (unsigned long long)header);
+    if (header > f->bytes - 8) return sft_format("a header of %llu bytes in a file of %zu: cut short?", (unsigned long long)header, f->bytes);
+    if (!header || f->map[8] != '{') return sft_format("the header does not begin with '{': not a safetensors file");
+    json_error_t error;
+    f->header = json_loadb(f->map + 8, header, JSON_REJECT_DUPLICATES, &error);
+    if (!f->header) return sft_format("the header, byte %d: %s", error.position, error.text);
+    const char *data = f->map + 8 + header, *name, *key;
+    size_t size = f->bytes - 8 - header;
+    json_t *entry, *value, *metadata = json_object_get(f->header, "__metadata__");
+    if (metadata && !json_is_object(metadata)) return sft_format("__metadata__ is not an object");
+    json_object_foreach(metadata, key, value)
+        if (!json_is_string(value)) return sft_format("__metadata__: %s is not a string", key);
+    f->tensor = SFT_NEW(SftFileTensor, json_object_size(f->header));
+    json_object_foreach(f->header, name, entry) {
+        if (entry == metadata) continue;
+        char *wrong = sft__safetensors_entry(&f->tensor[f->n++], name, entry, data, size);
+        if (wrong) return wrong;
+    }
+    qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_place);
+    for (int64_t i = 0; i < f->n; i++) {
+        if (f->tensor[i].data != data)
+            return sft_format("tensor %s %s", f->tensor[i].name, f->tensor[i].data < data ? "overlaps the one before it" : "comes after a hole in the data");
+        data += f->tensor[i].bytes;
+    }
+    if (data != f->map + f->bytes) return sft_format("%zu bytes after the last tensor", (size_t)(f->map + f->bytes - data));
+    qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_name);
+    return NULL;
+}
+
+SftSafetensors sft_safetensors_open(const char *path) {
+    SftSafetensors f = {.path = sft_format("%s", path)};
+    f.map = sft_map(path, &f.bytes);
+    char *wrong = sft__safetensors_parse(&f);
+    if (wrong) {
+        sft_safetensors_close(&f);
+        sft_die(SFT_BAD_INPUT, "%s: %s", path, wrong);
+    }
+    return f;
+}
+
+const SftFileTensor *sft_safetensors_find(const SftSafetensors *f, const char *name) {
+    SftFileTensor key = {.name = name};
+    return (const SftFileTensor *)bsearch(&key, f->tensor, (size_t)f->n, sizeof key, sft__by_name);
+}
+
+void sft_safetensors_close(SftSafetensors *f) {
+    if (f->path) sft_unmap(f->map, f->bytes);
+    json_decref(f->header);
+    free(f->tensor), free(f->path);
+    *f = (SftSafetensors){0};
+}
+
+// safetensors, writing
+static json_t *sft__safetensors_header(const SftFileTensor *tensor, int64_t n, json_t *metadata) {
+    json_t *header = json_object();
+    if (metadata) json_object_set(header, "__metadata__", metadata);
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t bytes = sft__tensor_bytes(&tensor[i]);
+        if (bytes < 0 || json_object_get(header, tensor[i].name))
+            sft_die(SFT_BROKEN, "tensor %s cannot be written: %s", tensor[i].name, bytes < 0 ? "its dtype or shape has no size" : "its name comes twice");
+        json_t *shape = json_array();
+        for (int d = 0; d < tensor[i].dims; d++) json_array_append_new(shape, json_integer(tensor[i].dim[d]));
+        json_object_set_new(header, tensor[i].name, json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor[i].dtype, "shape", shape,
+                                                              "data_offsets", (json_int_t)at, (json_int_t)(at + bytes)));
+        at += bytes;
+    }
+    return header;
+}
+
+static bool sft__write(int fd, const void *data, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        ssize_t n = write(fd, (const char *)data + at, SFT_MIN(bytes - at, (size_t)1 << 26));
+        if (n < 0 && errno != EINTR) return false;
+        if (n > 0) at += (size_t)n;
+    }
+    return true;
+}
+
+void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, json_t *metadata, SftFill *fill, void *arg) {
+    json_t *json = sft__safetensors_header(tensor, n, metadata);
+    char *text = json_dumps(json, JSON_COMPACT), *temporary = sft_format("%s.tmp%ld", path, (long)getpid());
+    json_decref(json);
+    if (!text) sft_die(SFT_BROKEN, "cannot write %s: a tensor's name is not UTF-8", path);
+    uint64_t length = (strlen(text) + 7) / 8 * 8; // the data begins on a multiple of 8
+    char *header = (char *)sft_alloc(8 + length);
+    for (int i = 0; i < 8; i++) header[i] = (char)(length >> 8 * i);
+    memset(header + 8, ' ', length);
+    memcpy(header + 8, text, strlen(text));
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool good = fd >= 0 && sft__write(fd, header, 8 + length);
+    for (int64_t i = 0; good && i < n; i++) {
+        size_t bytes = (size_t)sft__tensor_bytes(&tensor[i]);
+        if (tensor[i].data || !bytes) {
+            good = sft__write(fd, tensor[i].data, bytes);
+            continue;
+        }
+        int64_t rows = tensor[i].dims ? tensor[i].dim[0] : 1, step = SFT_MAX(1, (int64_t)((4 << 20) / (bytes / (size_t)rows)));
+        char *piece = (char *)sft_alloc((size_t)SFT_MIN(step, rows) * (bytes / (size_t)rows));
+        for (int64_t r = 0; good && r < rows; r += step) {
+            int64_t now = SFT_MIN(step, rows - r);
+            fill(arg, i, r, now, piece);
+            good = sft__write(fd, piece, (size_t)now * (bytes / (size_t)rows));
+        }
+        free(piece);
+    }
+    good = good && fsync(fd) == 0;
+    int reason = errno;
+    if (fd >= 0 && close(fd) && good) good = false, reason = errno;
+    if (good && rename(temporary, path)) good = false, reason = errno;
+    if (!good) {
+        unlink(temporary);
+        sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(reason));
+    }
+    free(text), free(header), free(temporary);
 }
 
 #endif // SFT__BODIES

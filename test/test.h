@@ -18,17 +18,27 @@ static void test__hook(int status, const char *line) {
     snprintf(test__line, sizeof test__line, "%s", line);
     longjmp(test__escape, 1);
 }
+// A statement that dies leaves what it had allocated: the leak checker is not to count that.
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#define TEST__LEAKS(on) ((on) ? __lsan_enable() : __lsan_disable())
+#else
+#define TEST__LEAKS(on) ((void)0)
+#endif
 // Runs the statement, which must end in sft_die, and leaves the message in test__line and the status in test__status.
 #define EXPECT_DEATH(statement)                                                                                        \
     do {                                                                                                               \
         sft_die_hook = test__hook;                                                                                     \
         test__line[0] = 0;                                                                                             \
+        TEST__LEAKS(false);                                                                                            \
         if (setjmp(test__escape) == 0) {                                                                               \
             statement;                                                                                                 \
             sft_die_hook = NULL;                                                                                       \
+            TEST__LEAKS(true);                                                                                         \
             fail_msg("%s did not fail", #statement);                                                                   \
         }                                                                                                              \
         sft_die_hook = NULL;                                                                                           \
+        TEST__LEAKS(true);                                                                                             \
     } while (0)
 // As above, and the message must hold `words`.
 #define EXPECT_ERROR(statement, words)                                                                                 \
