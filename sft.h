@@ -46,6 +46,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -190,8 +191,9 @@ const char *sft_path(char out[4096], const char *folder, const char *name); // f
    [2] config: run.json, DeepSpeed JSON and command line -> one checked struct
    ================================================================================================================
    One table lists every option: it makes the struct's fields, the JSON and command-line parser, --help, the README's
-   table and the manifest of a run (a final _ is not part of the name: C++ owns that word). Names and meanings are those of transformers' TrainingArguments, trl's SFTConfig and
-   DeepSpeed. A column: kind, name, default, lowest, highest, allowed words, help. */
+   table and the manifest of a run (a final _ is not part of the name: C++ owns that word). Names and meanings are
+   those of transformers' TrainingArguments, trl's SFTConfig and DeepSpeed. A column: kind, name, default, lowest,
+   highest, allowed words (JSON: allowed types), help. */
 // clang-format off
 #define SFT_OPTIONS(X) \
 SFT_SECTION(X, "Model") \
@@ -199,11 +201,11 @@ X(STR,  model_name_or_path,   NULL,          0, 0, NULL, "Hugging Face folder: c
 X(STR,  init,                 "pretrained",  0, 0, "pretrained|scratch", "scratch: random weights for this config.json") \
 X(BOOL, resize_vocab,         false,         0, 0, NULL, "grow the embedding to the tokenizer's size, new rows = mean of the old") \
 SFT_SECTION(X, "Data") \
-X(JSON, train_file,           NULL,          0, 0, NULL, "a path or a list of paths or {\"path\", \"weight\"}") \
-X(JSON, validation_file,      NULL,          0, 0, NULL, "as train_file") \
-X(REAL, validation_split,     0,             0, 1e9, NULL, "share (< 1) or number of rows of train_file that are kept for validation") \
-X(JSON, template_,            NULL,          0, 0, NULL, "chat template: a name, or {\"system\", \"user\", \"assistant\", \"stop\"}; unset: the model's own") \
-X(JSON, columns,              NULL,          0, 0, NULL, "names of the columns, e.g. {\"query\": \"user\", \"response\": \"assistant\"}") \
+X(JSON, train_file,           NULL,          0, 0, "string|list|object", "a path, or a list of paths or {\"path\", \"weight\"}") \
+X(JSON, validation_file,      NULL,          0, 0, "string|list|object", "as train_file") \
+X(REAL, validation_split,     0,             0, 1e9, NULL, "share (below 1) or number of rows of train_file that are kept for validation") \
+X(JSON, template_,            NULL,          0, 0, "string|object", "chat template: a name, or {\"system\", \"user\", \"assistant\", \"stop\"}; unset: the model's own") \
+X(JSON, columns,              NULL,          0, 0, "object", "what the columns mean, e.g. {\"query\": \"user\", \"response\": \"assistant\"}") \
 X(STR,  dataset_format,       "auto",        0, 0, "auto|alpaca|messages|conversation|sharegpt|prompt_completion|text", "auto: recognised by the row's keys") \
 X(INT,  max_length,           1024,          2, 1<<30, NULL, "longest document in tokens (max_seq_length is accepted)") \
 X(STR,  truncation_mode,      "keep_start",  0, 0, "keep_start|drop|error", "what happens to longer conversations") \
@@ -213,56 +215,58 @@ X(BOOL, use_varlen_attn,      true,          0, 0, NULL, "false: documents of a 
 X(BOOL, train_on_prompt,      false,         0, 0, NULL, "train system and user text too") \
 X(BOOL, mask_history,         false,         0, 0, NULL, "train the last answer of a conversation only") \
 X(STR,  on_bad_row,           "error",       0, 0, "error|skip", "skip: count malformed rows and go on") \
-X(INT,  max_samples,          0,             0, 1L<<40, NULL, "use the first rows only; 0: all") \
+X(INT,  max_samples,          0,             0, 1LL<<40, NULL, "use the first rows only; 0: all") \
 X(BOOL, shuffle,              true,          0, 0, NULL, "a new order every epoch, from the seed") \
 SFT_SECTION(X, "Training") \
 X(INT,  per_device_train_batch_size, 8,      1, 1<<20, NULL, "rows per micro-batch and rank") \
 X(INT,  per_device_eval_batch_size,  8,      1, 1<<20, NULL, "rows per evaluation batch") \
 X(INT,  gradient_accumulation_steps, 1,      1, 1<<20, NULL, "micro-batches per optimizer step") \
 X(REAL, num_train_epochs,     3,             0, 1e6, NULL, "passes over the data") \
-X(INT,  max_steps,            -1,           -1, 1L<<40, NULL, "optimizer steps; overrides num_train_epochs when positive") \
+X(INT,  max_steps,            -1,           -1, 1LL<<40, NULL, "optimizer steps; overrides num_train_epochs when positive") \
 X(REAL, learning_rate,        2e-5,          0, 10, NULL, "peak learning rate") \
-X(STR,  lr_scheduler_type,    "linear",      0, 0, NULL, "linear, cosine, constant, ... (Hugging Face), WarmupLR, ... (DeepSpeed)") \
-X(JSON, lr_scheduler_kwargs,  NULL,          0, 0, NULL, "the schedule's own parameters, e.g. {\"num_cycles\": 2}") \
-X(INT,  warmup_steps,         0,             0, 1L<<40, NULL, "steps of rising learning rate") \
+X(STR,  lr_scheduler_type,    "linear",      0, 0, "linear|cosine|cosine_with_restarts|cosine_with_min_lr|polynomial|constant|constant_with_warmup|inverse_sqrt|warmup_stable_decay|reduce_lr_on_plateau|WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", "learning-rate schedule of Hugging Face or (capital letters) of DeepSpeed") \
+X(JSON, lr_scheduler_kwargs,  NULL,          0, 0, "object", "the schedule's own parameters, e.g. {\"num_cycles\": 2}") \
+X(INT,  warmup_steps,         0,             0, 1LL<<40, NULL, "steps of rising learning rate") \
 X(REAL, warmup_ratio,         0,             0, 1, NULL, "the same as a share of all steps; warmup_steps wins") \
 X(REAL, weight_decay,         0,             0, 10, NULL, "decoupled; norms and biases are left out") \
-X(REAL, adam_beta1,           0.9,           0, 0.9999999, NULL, "") \
-X(REAL, adam_beta2,           0.999,         0, 0.9999999, NULL, "") \
-X(REAL, adam_epsilon,         1e-8,          0, 1, NULL, "") \
+X(REAL, adam_beta1,           0.9,           0, 0.9999999, NULL, "share of the old mean of gradients that is kept") \
+X(REAL, adam_beta2,           0.999,         0, 0.9999999, NULL, "share of the old mean of squared gradients that is kept") \
+X(REAL, adam_epsilon,         1e-8,          0, 1, NULL, "added to the root of the mean square") \
 X(REAL, max_grad_norm,        1,             0, 1e9, NULL, "clip the global gradient norm; 0: off") \
-X(JSON, fp16,                 NULL,          0, 0, NULL, "true, or {\"initial_scale_power\", \"loss_scale\", \"loss_scale_window\", \"hysteresis\", \"min_loss_scale\", \"consecutive_hysteresis\"}") \
+X(JSON, fp16,                 NULL,          0, 0, "boolean|object", "true, or {\"initial_scale_power\", \"loss_scale\", \"loss_scale_window\", \"hysteresis\", \"min_loss_scale\", \"consecutive_hysteresis\"}") \
 X(BOOL, bf16,                 false,         0, 0, NULL, "bfloat16 storage, fp32 sums and master weights") \
 X(BOOL, gradient_checkpointing, false,       0, 0, NULL, "keep one tensor per block, recompute the rest") \
 X(INT,  max_nonfinite_steps,  16,            1, 1<<20, NULL, "skipped steps in a row before the run stops") \
-X(INT,  seed,                 42,            0, 1L<<62, NULL, "") \
+X(INT,  seed,                 42,            0, 1LL<<53, NULL, "of the data order, scratch weights and sampling") \
 X(INT,  threads,              0,             0, 4096, NULL, "OpenMP threads; 0: all processors") \
+X(JSON, deepspeed,            NULL,          0, 0, "string|object", "a DeepSpeed configuration: its path or the object itself") \
 SFT_SECTION(X, "Output") \
 X(STR,  output_dir,           NULL,          0, 0, NULL, "where checkpoints, the log and the trained model go") \
 X(BOOL, overwrite_output_dir, false,         0, 0, NULL, "start afresh where checkpoints stand already") \
-X(JSON, resume_from_checkpoint, NULL,        0, 0, NULL, "true (the latest in output_dir) or a path: continue, bit for bit") \
+X(JSON, resume_from_checkpoint, NULL,        0, 0, "boolean|string", "true (the latest in output_dir) or a path: continue, bit for bit") \
 X(STR,  init_from,            NULL,          0, 0, NULL, "take the weights of a checkpoint, start at step 0") \
 X(STR,  export_dtype,         "auto",        0, 0, "auto|float32|bfloat16|float16", "type of the exported weights; auto: as the source") \
 X(REAL, max_shard_size,       5e9,           1e3, 1e15, NULL, "bytes of one exported safetensors file") \
-X(INT,  logging_steps,        1,             1, 1L<<40, NULL, "") \
-X(INT,  save_steps,           500,           0, 1L<<40, NULL, "0: none but the last") \
-X(STR,  save_strategy,        "steps",       0, 0, "steps|epoch|no", "") \
-X(INT,  save_total_limit,     0,             0, 1<<20, NULL, "keep the newest checkpoints; 0: all") \
-X(INT,  eval_steps,           0,             0, 1L<<40, NULL, "0: at the end only") \
-X(BOOL, eval_on_start,        false,         0, 0, NULL, "") \
-X(JSON, evaluation_inputs,    NULL,          0, 0, NULL, "prompts that are answered before, during and after training") \
-X(INT,  evaluation_freq,      0,             0, 1L<<40, NULL, "steps between those answers; 0: before and after only") \
+X(INT,  logging_steps,        1,             1, 1LL<<40, NULL, "steps between printed lines; log.jsonl has every step") \
+X(INT,  save_steps,           500,           0, 1LL<<40, NULL, "steps between checkpoints; 0: none but the last") \
+X(STR,  save_strategy,        "steps",       0, 0, "steps|epoch|no", "a checkpoint every save_steps, after every epoch, or none") \
+X(INT,  save_total_limit,     0,             0, 1<<20, NULL, "keep this many checkpoints, the newest; 0: all") \
+X(INT,  eval_steps,           0,             0, 1LL<<40, NULL, "steps between evaluations; 0: at the end only") \
+X(STR,  eval_strategy,        "steps",       0, 0, "steps|epoch|no", "evaluate every eval_steps, after every epoch (both: at the end too), or never") \
+X(BOOL, eval_on_start,        false,         0, 0, NULL, "evaluate before the first step too") \
+X(JSON, evaluation_inputs,    NULL,          0, 0, "string|list", "prompts that are answered before, during and after training") \
+X(INT,  evaluation_freq,      0,             0, 1LL<<40, NULL, "steps between those answers; 0: before and after only") \
 SFT_SECTION(X, "Generation") \
-X(INT,  max_new_tokens,       256,           1, 1<<30, NULL, "") \
+X(INT,  max_new_tokens,       256,           1, 1<<30, NULL, "longest answer in tokens") \
 X(REAL, temperature,          0,             0, 100, NULL, "0: greedy") \
-X(INT,  top_k,                0,             0, 1<<30, NULL, "0: off") \
-X(REAL, top_p,                1,             0, 1, NULL, "1: off") \
-X(REAL, repetition_penalty,   1,             0.01, 100, NULL, "1: off") \
+X(INT,  top_k,                0,             0, 1<<30, NULL, "sample among the k likeliest tokens; 0: off") \
+X(REAL, top_p,                1,             0, 1, NULL, "sample among the likeliest tokens of this total probability; 1: off") \
+X(REAL, repetition_penalty,   1,             0.01, 100, NULL, "divides the logits of tokens that were there already; 1: off") \
 X(BOOL, raw,                  false,         0, 0, NULL, "the prompt as it is, no chat template") \
 X(STR,  system,               NULL,          0, 0, NULL, "system text of generate and chat") \
 X(STR,  file,                 NULL,          0, 0, NULL, "generate: a prompt (a string or messages) per line of this file") \
 SFT_SECTION(X, "Output of the commands") \
-X(BOOL, json,                 false,         0, 0, NULL, "the result as one JSON object on standard output") \
+X(BOOL, json,                 false,         0, 0, NULL, "the result as one JSON object, alone on standard output") \
 X(STR,  dump,                 NULL,          0, 0, NULL, "data: write every sample's input_ids and labels to this file") \
 X(BOOL, jsonl,                false,         0, 0, NULL, "tokenize: a JSON string per line in, an array of ids per line out") \
 X(BOOL, decode,               false,         0, 0, NULL, "tokenize: ids in, text out") \
@@ -288,12 +292,18 @@ typedef struct {
     SftType type;    // of the computation: fp32, or what fp16 and bf16 ask for
 } SftConfig;
 
-/* Reads COMMAND [run.json] [--key value ...]: defaults, then the file, then the command line; checks every value. Dies
-   with the option's name, what was expected and what was got; an unknown key with the nearest known one. */
+/* Reads [COMMAND] [run.json] [--key value | --key=value | --flag] ...: defaults, then the file, then the command line;
+   checks every value. Without a command: train. Without a run file and without a model: data/quickstart.json of the
+   current folder, or beside the program. Paths are relative to the current folder. eval, generate, chat and tokenize
+   take a model folder as their first argument: it is args[0] and model_name_or_path. fp16 is NULL unless it is on, and
+   then an object (empty where it was `true`). DeepSpeed's values stand in the options they mean; where its schedule's
+   total_num_steps or warmup_num_steps wait for the length of the run, lr_scheduler_kwargs still says "auto".
+   Dies with the option's name, what was expected and what was got; an unknown key with the nearest known one. */
 SftConfig sft_config(int argc, char **argv);
 void sft_config_free(SftConfig *config);
-struct json_t *sft_config_json(const SftConfig *config); // every option with its value: the manifest
+struct json_t *sft_config_json(const SftConfig *config); // every option with its value: the manifest, a run file itself
 void sft_help(FILE *out);                                // the command line and the table of options
+void sft_help_markdown(FILE *out);                       // the table of options, as the README has it
 
 /* ================================================================================================================
    The tokenizer (tokenizer.c)
@@ -720,6 +730,7 @@ void sft_progress(const char *what, double done, double total);           // a l
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -953,6 +964,735 @@ json_t *sft_json_file(const char *path) {
     sft_unmap(text, n);
     if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s", path, error.line, error.column, error.text);
     return json;
+}
+
+/* ================================================================================================================
+   [2] config: run.json, DeepSpeed JSON and command line -> one checked struct
+   ================================================================================================================
+   A run is described in three places, with names that people bring along from transformers, trl, XTuner,
+   LLaMA-Factory and DeepSpeed. In come argv and the files it names; out comes one SftConfig.
+   - A value passes the same check wherever it comes from: the command line is turned into JSON values first.
+   - Nothing is ignored in silence. A key is an option, another name of one, known to change nothing here (noted once),
+     or refused.
+   Guarded by test/test_config.c, which sets every option of the table in both ways, and test/fuzz_config.c.
+   The usual pitfall: a misspelt key that is skipped, and a day of training with the default. */
+enum { SFT__STR, SFT__INT, SFT__REAL, SFT__BOOL, SFT__JSON, SFT__TITLE };
+typedef struct {
+    int kind;
+    const char *name;
+    size_t offset; // in SftConfig
+    const char *standard;
+    double low, high;
+    const char *words, *help;
+} SftOption;
+
+#undef SFT_SECTION
+#define SFT_SECTION(X, title) {SFT__TITLE, title, 0, "", 0, 0, NULL, ""},
+#define X(kind, name, standard, low, high, words, help) \
+    {SFT__##kind, #name, offsetof(SftConfig, name), #standard, low, high, words, help},
+static const SftOption sft__option[] = {SFT_OPTIONS(X)};
+#undef X
+#undef SFT_SECTION
+#define SFT_SECTION(X, title)
+
+/* Other names. Each of `names` (with the prefix before it) is another name of `option`. Without an option it is a thing
+   this program does not act on: a value among `same` says what happens anyway and passes; with same "*" every value is
+   harmless, and the name is noted as ignored; "off" passes a section that is switched off; the rest is refused with
+   `why`. Sources: transformers' TrainingArguments, trl's SFTConfig, DeepSpeed's runtime/config.py and zero/config.py. */
+typedef struct { const char *prefix, *names, *option, *same, *why; } SftOther;
+#define SFT__DS "deepspeed."
+#define SFT__ONE "this version trains on one process"
+#define SFT__FULL "this version trains all weights, without adapters or quantised bases"
+// clang-format off
+static const SftOther sft__other[] = {
+    {"", "max_seq_length|cutoff_len", "max_length", NULL, NULL},
+    {"", "evaluation_strategy", "eval_strategy", NULL, NULL},
+    {"", "data_files", "train_file", NULL, NULL},
+    {"", "prompt_template", "template", NULL, NULL},
+    {"", "shuffle_dataset", "shuffle", NULL, NULL},
+    {"", "per_gpu_train_batch_size", "per_device_train_batch_size", NULL, NULL},
+    {"", "per_gpu_eval_batch_size", "per_device_eval_batch_size", NULL, NULL},
+    {"", "accumulative_counts", "gradient_accumulation_steps", NULL, NULL},
+    {"", "max_epochs", "num_train_epochs", NULL, NULL},
+    {"", "lr", "learning_rate", NULL, NULL},
+    {"", "work_dir", "output_dir", NULL, NULL},
+    {"", "val_size", "validation_split", NULL, NULL},
+    {"", "pretrained_model_name_or_path", "model_name_or_path", NULL, NULL},
+    {"", "optim", NULL, "adamw_torch|adamw_torch_fused|adamw_hf", "the optimizer is AdamW (adamw_torch)"},
+    {"", "dataloader_num_workers|dataloader_pin_memory|dataloader_persistent_workers|dataloader_prefetch_factor|"
+         "dataset_num_proc|preprocessing_num_workers|remove_unused_columns|length_column_name|pad_to_multiple_of|"
+         "logging_dir|logging_strategy|logging_first_step|logging_nan_inf_filter|log_level|log_on_each_node|disable_tqdm|"
+         "report_to|run_name|plot_loss|include_num_input_tokens_seen|skip_memory_metrics|overwrite_cache|cache_dir|"
+         "save_safetensors|save_on_each_node|ddp_timeout|ddp_backend|ddp_find_unused_parameters|ddp_bucket_cap_mb|"
+         "gradient_checkpointing_kwargs|attn_implementation|flash_attn|use_liger_kernel|torch_compile|tf32|no_cuda|"
+         "use_cpu|full_determinism|trust_remote_code|use_fast_tokenizer|do_train|do_eval|prediction_loss_only|"
+         "eval_accumulation_steps|metric_for_best_model|greater_is_better|average_tokens_across_devices", NULL, "*", NULL},
+    {"", "group_by_length", NULL, "false", "the data order comes from seed and shuffle; packing wastes nothing on padding"},
+    {"", "train_sampling_strategy", NULL, "random", "the data order comes from seed and shuffle"},
+    {"", "data_seed", NULL, "null", "seed orders the data too"},
+    {"", "dataloader_drop_last", NULL, "false", "no row is dropped: an epoch's last step is smaller"},
+    {"", "neftune_noise_alpha", NULL, "null|0|0.0", "this program adds no noise to embeddings"},
+    {"", "label_smoothing_factor", NULL, "0|0.0", "the loss is plain cross-entropy"},
+    {"", "loss_type", NULL, "null|nll|chunked_nll", "the loss is plain cross-entropy (nll)"},
+    {"", "load_best_model_at_end", NULL, "false", "the trained model is the last one; every checkpoint can be exported"},
+    {"", "save_only_model", NULL, "false", "a checkpoint always holds all that a resumed run needs"},
+    {"", "ignore_data_skip", NULL, "false", "a resumed run continues with the data it has not seen"},
+    {"", "auto_find_batch_size", NULL, "false", "see the memory plan: train_gpt2 estimate"},
+    {"", "push_to_hub|adafactor|activation_offloading|bf16_full_eval|fp16_full_eval", NULL, "false", "there is no such thing here"},
+    {"", "assistant_only_loss|completion_only_loss", NULL, "true|null", "answers alone are trained; \"train_on_prompt\": true adds the rest"},
+    {"", "dataset_text_field", NULL, "text", "name it in columns, e.g. {\"content\": \"text\"}"},
+    {"", "torch_dtype|dtype", NULL, "auto|null", "the type is fp32 unless \"bf16\": true or \"fp16\": true"},
+    {"", "stage", NULL, "sft", "supervised fine-tuning is what there is"},
+    {"", "finetuning_type", NULL, "full", SFT__FULL},
+    {"", "use_peft|load_in_4bit|load_in_8bit", NULL, "false", SFT__FULL},
+    {"", "quantization_bit|lora_r|lora_rank|lora_alpha|lora_dropout|lora_target|lora_target_modules|peft_config|"
+         "quantization_config", NULL, "null", SFT__FULL},
+    {"", "train_batch_size", NULL, "", "set per_device_train_batch_size and gradient_accumulation_steps"},
+    {"", "fsdp|tensor_parallel_size|pipeline_parallel_size", NULL, "null|1|false", SFT__ONE},
+    {"", "world", NULL, "1", SFT__ONE},
+    {SFT__DS, "train_micro_batch_size_per_gpu", "per_device_train_batch_size", NULL, NULL},
+    {SFT__DS, "gradient_accumulation_steps", "gradient_accumulation_steps", NULL, NULL},
+    {SFT__DS, "train_batch_size", NULL, "*", NULL}, // checked by sft__deepspeed
+    {SFT__DS, "gradient_clipping", "max_grad_norm", NULL, NULL},
+    {SFT__DS "optimizer.", "type", NULL, "Adam|AdamW", "the optimizer is AdamW"},
+    {SFT__DS "optimizer.params.", "lr", "learning_rate", NULL, NULL},
+    {SFT__DS "optimizer.params.", "eps", "adam_epsilon", NULL, NULL},
+    {SFT__DS "optimizer.params.", "weight_decay", "weight_decay", NULL, NULL},
+    {SFT__DS "optimizer.params.", "betas", "adam_beta1", NULL, NULL}, // and adam_beta2: a pair
+    {SFT__DS "optimizer.params.", "adam_w_mode|bias_correction", NULL, "true|auto", "AdamW, with bias correction, is what there is"},
+    {SFT__DS "optimizer.params.", "amsgrad", NULL, "false|auto", "AdamW without amsgrad is what there is"},
+    {SFT__DS "optimizer.params.", "torch_adam|fused|foreach", NULL, "*", NULL},
+    {SFT__DS "optimizer.params.", "max_grad_norm", NULL, "", "DeepSpeed calls it gradient_clipping, at the top level"},
+    {SFT__DS "scheduler.", "type", "lr_scheduler_type", NULL, NULL},
+    {SFT__DS "scheduler.", "params", "lr_scheduler_kwargs", NULL, NULL},
+    {SFT__DS, "fp16", "fp16", NULL, NULL},
+    {SFT__DS "bf16.", "enabled", "bf16", NULL, NULL},
+    {SFT__DS "bfloat16.", "enabled", "bf16", NULL, NULL},
+    {SFT__DS "bf16.", "immediate_grad_update", NULL, "*", NULL},
+    {SFT__DS "bf16.", "check_grad_overflow", NULL, "true", "steps with non-finite gradients are always skipped"},
+    {SFT__DS "bf16.", "bf16_master_weights_and_grads|bf16_optimizer_states", NULL, "false", "master weights, gradients and moments are fp32"},
+    {SFT__DS "zero_optimization.", "stage", NULL, "0", SFT__ONE "; stage 0"},
+    {SFT__DS "zero_optimization.offload_param.", "device", NULL, "none", SFT__ONE "; no offload"},
+    {SFT__DS "zero_optimization.offload_optimizer.", "device", NULL, "none", SFT__ONE "; no offload"},
+    {SFT__DS "zero_optimization.offload_param.", "nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory", NULL, "*", NULL},
+    {SFT__DS "zero_optimization.offload_optimizer.", "nvme_path|buffer_count|pin_memory|pipeline_read|pipeline_write|fast_init|ratio", NULL, "*", NULL},
+    {SFT__DS "zero_optimization.", // all without effect in stage 0
+         "contiguous_gradients|reduce_scatter|reduce_bucket_size|use_multi_rank_bucket_allreduce|allgather_partitions|"
+         "allgather_bucket_size|overlap_comm|load_from_fp32_weights|elastic_checkpoint|sub_group_size|"
+         "stage3_prefetch_bucket_size|stage3_param_persistence_threshold|stage3_model_persistence_threshold|"
+         "stage3_max_live_parameters|stage3_max_reuse_distance|stage3_gather_16bit_weights_on_model_save|"
+         "ignore_unused_parameters|round_robin_gradients", NULL, "*", NULL},
+    {SFT__DS, "steps_per_print|wall_clock_breakdown|memory_breakdown|dump_state|log_level|disable_allgather|"
+         "zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|communication_data_type|activation_checkpointing|"
+         "checkpoint", NULL, "*", NULL},
+    {SFT__DS, "prescale_gradients|sparse_gradients|dataloader_drop_last", NULL, "false", "there is no such thing here"},
+    {SFT__DS, "gradient_predivide_factor", NULL, "1|1.0", "there is no such thing here"},
+    {SFT__DS "data_types.", "grad_accum_dtype", NULL, "fp32|null", "gradients are accumulated in fp32"},
+    {SFT__DS, "amp|autotuning|torch_autocast|elasticity|tensorboard|csv_monitor|wandb|comet|flops_profiler|comms_logger|"
+         "compression_training|data_efficiency|curriculum_learning", NULL, "off", "there is no such thing here"},
+    {SFT__DS, "tensor_parallel|pipeline|sequence_parallel_size", NULL, "null|1", SFT__ONE},
+};
+
+// The fp16 object: DeepSpeed's names, ranges and defaults (its code does not check hysteresis: 0 never lowers the scale).
+static const SftOption sft__scaler_option[] = {
+    {SFT__REAL, "loss_scale",           0, "0",     0, 16777216, NULL, ""}, {SFT__INT, "loss_scale_window", 0, "1000", 1, 1e9, NULL, ""},
+    {SFT__INT,  "initial_scale_power",  0, "16",    0, 24,       NULL, ""}, {SFT__INT, "hysteresis",        0, "2",    1, 1e6, NULL, ""},
+    {SFT__REAL, "min_loss_scale",       0, "1",  1e-9, 16777216, NULL, ""}, {SFT__BOOL, "enabled",          0, "true", 0, 0,   NULL, ""},
+    {SFT__BOOL, "consecutive_hysteresis", 0, "false", 0, 0,      NULL, ""}, {SFT__BOOL, "auto_cast",        0, "false", 0, 0,  NULL, ""},
+    {SFT__BOOL, "fp16_master_weights_and_grads", 0, "false", 0, 0, NULL, ""},
+};
+
+static const struct { const char *name, *arguments; int most; const char *help; } sft__command[] = {
+    {"train",    "[run.json]",          0, "fine-tune; without a run file: the small model in data/"},
+    {"data",     "[run.json]",          0, "the data report and the first samples, trained tokens marked; trains nothing"},
+    {"eval",     "[run.json | MODEL]",  1, "token-weighted loss of validation_file"},
+    {"generate", "MODEL \"PROMPT\"",    2, "one answer; greedy unless temperature is given"},
+    {"chat",     "MODEL",               1, "a conversation"},
+    {"tokenize", "MODEL [FILE]",        2, "text in (a file or standard input), token ids out"},
+    {"export",   "CHECKPOINT FOLDER",   2, "a checkpoint as a Hugging Face folder"},
+    {"estimate", "[run.json]",          0, "the memory plan; allocates nothing"},
+    {"help",     "",                    1, "this page"},
+};
+// clang-format on
+
+typedef struct { // what is being read, to say where something stands
+    SftConfig *config;
+    uint8_t given[SFT_COUNT(sft__option)]; // 0: default, 1: by the run file, 2: by the command line
+    uint8_t pass;
+    const char *file, *text; // NULL on the command line
+    size_t skip;             // bytes of the path that are not in this file ("deepspeed." in a file of its own)
+    char mismatch[1024];     // DeepSpeed against the run: all of it in one message
+} SftParse;
+typedef char SftWhere[512];
+
+static const char *sft__key(const SftOption *o) { return strcmp(o->name, "template_") ? o->name : "template"; }
+
+static bool sft__among(const char *words, const char *word) { // is `word` one of "a|b|c"?
+    size_t n = strlen(word);
+    for (const char *p = words; p && n; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
+        if (!strncmp(p, word, n) && (p[n] == '|' || !p[n])) return true;
+    return false;
+}
+
+static const SftOption *sft__find(const char *key) {
+    for (int i = 0; i < SFT_COUNT(sft__option); i++)
+        if (sft__option[i].kind != SFT__TITLE && !strcmp(sft__key(&sft__option[i]), key)) return &sft__option[i];
+    return NULL;
+}
+
+static const SftOther *sft__find_other(const char *path) {
+    for (int i = 0; i < SFT_COUNT(sft__other); i++) {
+        size_t n = strlen(sft__other[i].prefix);
+        if (!strncmp(path, sft__other[i].prefix, n) && sft__among(sft__other[i].names, path + n)) return &sft__other[i];
+    }
+    return NULL;
+}
+
+// Letters to insert, delete or change to get from a to b (Levenshtein 1966), row by row.
+static int sft__distance(const char *a, const char *b) {
+    int row[65], n = (int)strlen(b);
+    if (n > 64 || strlen(a) > 64) return 99;
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = SFT_MIN(change, 1 + SFT_MIN(row[j], row[j - 1]));
+        }
+    }
+    return row[n];
+}
+
+static void sft__nearer(char best[64], int *least, const char *key, const char *words) {
+    for (const char *p = words; *p;) {
+        char word[64];
+        int n = (int)strcspn(p, "|");
+        snprintf(word, sizeof word, "%.*s", n, p);
+        int d = sft__distance(key, word);
+        if (d < *least) *least = d, strcpy(best, word);
+        p += n + (p[n] == '|');
+    }
+}
+
+SFT_NORETURN static void sft__unknown(const char *where, const char *prefix, const char *key) {
+    char best[64] = "";
+    int least = 2 + (int)strlen(key) / 3; // more changes than that are another word
+    if (!*prefix)
+        for (int i = 0; i < SFT_COUNT(sft__option); i++)
+            if (sft__option[i].kind != SFT__TITLE) sft__nearer(best, &least, key, sft__key(&sft__option[i]));
+    for (int i = 0; i < SFT_COUNT(sft__other); i++)
+        if (!strcmp(sft__other[i].prefix, prefix)) sft__nearer(best, &least, key, sft__other[i].names);
+    if (*best) sft_die(SFT_BAD_INPUT, "%s is not an option; the nearest is %s", where, best);
+    sft_die(SFT_BAD_INPUT, "%s is not an option; see train_gpt2 help", where);
+}
+
+/* Where "a.b.c" stands in a JSON text that is known to be well-formed: a string at the right depth with a colon behind
+   it. jansson keeps no positions. Returns false when the key is spelt with escapes. */
+static bool sft__find_line(const char *text, const char *path, int *line, int *column) {
+    int depth = 0, level = 0; // level: how many parts of the path have been entered
+    const char *bol = text;
+    *line = 1;
+    for (const char *p = text; *p; p++) {
+        if (*p == '\n') ++*line, bol = p + 1;
+        if (*p == '{' || *p == '[') depth++;
+        if ((*p == '}' || *p == ']') && --depth <= level - 1) return false; // left the object of the last part
+        if (*p != '"') continue;
+        const char *begin = p + 1, *end = begin;
+        while (*end && *end != '"') end += 1 + (*end == '\\' && end[1]);
+        size_t n = strcspn(path, "."), gap = *end ? strspn(end + 1, " \t\r\n") : 0;
+        if (depth == level + 1 && n == (size_t)(end - begin) && !strncmp(begin, path, n) && *end && end[1 + gap] == ':') {
+            *column = (int)(p - bol) + 1;
+            if (!path[n]) return true;
+            path += n + 1, level++;
+        }
+        p = *end ? end : end - 1;
+    }
+    return false;
+}
+
+// "run.json, line 3, column 5: key" or "--key"
+static const char *sft__where(const SftParse *p, SftWhere out, const char *path) {
+    int line, column;
+    if (!p->file) return snprintf(out, sizeof(SftWhere), "--%.400s", path), out;
+    path += strlen(path) > p->skip ? p->skip : 0;
+    if (p->text && sft__find_line(p->text, path, &line, &column))
+        snprintf(out, sizeof(SftWhere), "%.200s, line %d, column %d: %.200s", p->file, line, column, path);
+    else snprintf(out, sizeof(SftWhere), "%.200s: %.200s", p->file, path);
+    return out;
+}
+
+static const char *sft__type(const json_t *v) {
+    static const char *const names[] = {"object", "list", "string", "number", "number", "boolean", "boolean", "null"};
+    return names[json_typeof(v)];
+}
+
+// The value as text: strings without their quotes when `plain`.
+static void sft__text(char out[80], const json_t *v, bool plain) {
+    char *s = plain && json_is_string(v) ? strdup(json_string_value(v)) : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
+    snprintf(out, 80, strlen(s ? s : "") > 70 ? "%.70s..." : "%s", s ? s : "?");
+    free(s);
+}
+
+SFT_NORETURN static void sft__wrong(const char *where, const SftOption *o, const json_t *v, const char *expected) {
+    char got[80];
+    sft__text(got, v, false);
+    const char *hint = json_is_null(v)                                   ? "; leave the key out for the default"
+                       : json_is_string(v) && !strcmp(got, "\"auto\"")   ? "; only DeepSpeed's JSON has \"auto\""
+                       : json_is_string(v) && o->kind != SFT__JSON && *where != '-' ? "; write it without quotes"
+                                                                         : "";
+    sft_die(SFT_BAD_INPUT, "%s must be %s, got %s%s", where, expected, got, hint);
+}
+
+// Puts a checked value in its place (`base`: an SftConfig; any place for an option with offset 0).
+static void sft__set(void *base, const SftOption *o, const json_t *v, const char *where) {
+    void *at = (char *)base + o->offset;
+    char expected[640];
+    double x = json_number_value(v);
+    bool number = json_is_number(v), null = json_is_null(v) && !strcmp(o->standard, "NULL");
+    if (o->kind == SFT__INT || o->kind == SFT__REAL) {
+        const char *kind = o->kind == SFT__INT ? "a whole number" : "a number";
+        if (o->high >= 1e9) snprintf(expected, sizeof expected, "%s, at least %g", kind, o->low);
+        else snprintf(expected, sizeof expected, "%s from %.9g to %.9g", kind, o->low, o->high);
+        if (!number || !(x >= o->low && x <= o->high) || (o->kind == SFT__INT && x != floor(x))) sft__wrong(where, o, v, expected);
+        if (o->kind == SFT__REAL) *(double *)at = x;
+        else *(int64_t *)at = json_is_integer(v) ? (int64_t)json_integer_value(v) : (int64_t)x;
+    } else if (o->kind == SFT__BOOL) {
+        if (!json_is_boolean(v)) sft__wrong(where, o, v, "true or false");
+        *(bool *)at = json_is_true(v);
+    } else {
+        bool json = o->kind == SFT__JSON;
+        const char *s = json_string_value(v);
+        if (!json && !o->words) snprintf(expected, sizeof expected, "a string");
+        else snprintf(expected, sizeof expected, "%s%s", json ? "of type " : "one of ", o->words);
+        for (char *c = expected; *c; c++) *c = *c == '|' ? (json ? '/' : ' ') : *c;
+        if (!null && (json ? !sft__among(o->words, sft__type(v)) : !s || (o->words && !sft__among(o->words, s))))
+            sft__wrong(where, o, v, expected);
+        if (json) json_decref(*(json_t **)at), *(json_t **)at = null ? NULL : json_incref((json_t *)v);
+        else free(*(char **)at), *(char **)at = null ? NULL : strdup(s);
+    }
+}
+
+static json_t *sft__get(const SftConfig *c, const SftOption *o) { // a new reference
+    const void *at = (const char *)c + o->offset;
+    switch (o->kind) {
+    case SFT__INT: return json_integer(*(const int64_t *)at);
+    case SFT__REAL: return json_real(*(const double *)at);
+    case SFT__BOOL: return json_boolean(*(const bool *)at);
+    case SFT__STR: return *(char *const *)at ? json_string(*(char *const *)at) : json_null();
+    default: return *(json_t *const *)at ? json_incref(*(json_t *const *)at) : json_null();
+    }
+}
+
+// The keys of an fp16 object, each as an option of its own.
+static void sft__check_scaler(const SftParse *p, const char *path, const json_t *fp16) {
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)fp16, key, v) {
+        char full[512];
+        SftWhere where;
+        union { double real; int64_t integer; bool boolean; } place;
+        const SftOption *o = NULL;
+        snprintf(full, sizeof full, "%s.%.200s", path, key);
+        sft__where(p, where, full);
+        char best[64] = "";
+        int least = 99;
+        for (int i = 0; i < SFT_COUNT(sft__scaler_option); i++) {
+            sft__nearer(best, &least, key, sft__scaler_option[i].name);
+            if (!strcmp(sft__scaler_option[i].name, key)) o = &sft__scaler_option[i];
+        }
+        if (!o) sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", where, best);
+        sft__set(&place, o, v, where);
+        if (json_is_true(v) && (!strcmp(key, "auto_cast") || !strcmp(key, "fp16_master_weights_and_grads")))
+            sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", where);
+    }
+    json_t *least = json_object_get(fp16, "min_loss_scale"), *power = json_object_get(fp16, "initial_scale_power");
+    double first = exp2(power ? json_number_value(power) : 16);
+    if (least && json_number_value(least) > first && !(json_number_value(json_object_get(fp16, "loss_scale")) > 0))
+        sft_die(SFT_BAD_INPUT, "%s: min_loss_scale %g is above the first scale, 2^initial_scale_power = %g", path, json_number_value(least), first);
+}
+
+/* DeepSpeed's value of an option. "auto" takes the run's. A value stands unless the run says otherwise itself: then
+   both are kept for one message that lists every such pair. */
+static void sft__take_deepspeed(SftParse *p, const SftOption *o, const json_t *v, const char *where, const char *path) {
+    SftConfig *c = p->config, theirs;
+    const char *name = sft__key(o);
+    json_t *value = json_incref((json_t *)v), *enabled = json_object_get(v, "enabled");
+    if (json_is_string(v) && !strcmp(json_string_value(v), "auto")) goto done;
+    if (!strcmp(name, "fp16")) { // an object that may be off
+        if (!json_is_object(v)) sft__wrong(where, o, v, "an object");
+        bool follow = enabled && json_is_string(enabled) && !strcmp(json_string_value(enabled), "auto");
+        json_decref(value);
+        value = follow ? json_boolean(c->fp16) : enabled ? json_incref(enabled) : json_false();
+        json_t *keys = json_copy((json_t *)v);
+        json_object_del(keys, "enabled");
+        const char *key;
+        json_t *item;
+        void *next;
+        json_object_foreach_safe(keys, next, key, item) // "auto" leaves DeepSpeed's own default
+            if (json_is_string(item) && !strcmp(json_string_value(item), "auto")) json_object_del(keys, key);
+        sft__check_scaler(p, path, keys);
+        if (!json_is_boolean(value)) sft__wrong(where, o, value, "switched by \"enabled\": true, false or \"auto\"");
+        if (json_is_true(value)) json_decref(value), value = json_incref(keys);
+        json_decref(keys);
+        if (json_is_false(value) && !c->fp16) goto done;
+        if (json_is_object(value) && json_is_true(c->fp16)) p->given[o - sft__option] = 0; // the same, and more exact
+    } else if (!strcmp(name, "lr_scheduler_kwargs") && json_is_object(v)) {
+        json_decref(value);
+        value = json_copy((json_t *)v);
+        const struct { const char *key; json_t *run; } fill[] = {{"warmup_min_lr", json_integer(0)}, {"warmup_max_lr", json_real(c->learning_rate)},
+            {"warmup_num_steps", c->warmup_steps > 0 ? json_integer(c->warmup_steps) : NULL}};
+        for (int i = 0; i < SFT_COUNT(fill); i++) {
+            json_t *old = json_object_get(value, fill[i].key);
+            if (fill[i].run && json_is_string(old) && !strcmp(json_string_value(old), "auto")) json_object_set(value, fill[i].key, fill[i].run);
+            json_decref(fill[i].run);
+        }
+    }
+    memset(&theirs, 0, sizeof theirs);
+    sft__set(&theirs, o, value, where);
+    json_t *mine = sft__get(c, o), *other = sft__get(&theirs, o);
+    if (p->given[o - sft__option] && !json_equal(mine, other)) {
+        char a[80], b[80];
+        size_t n = strlen(p->mismatch);
+        sft__text(a, other, false), sft__text(b, mine, false);
+        snprintf(p->mismatch + n, sizeof p->mismatch - n, "%s%s is %s, but %s is %s", n ? "; " : "", path, a, name, b);
+    } else {
+        sft__set(c, o, value, where);
+        p->given[o - sft__option] = 1;
+    }
+    json_decref(mine), json_decref(other);
+    if (o->kind == SFT__STR) free(*(char **)((char *)&theirs + o->offset));
+    if (o->kind == SFT__JSON) json_decref(*(json_t **)((char *)&theirs + o->offset));
+done:
+    json_decref(value);
+}
+
+// One key of an object whose own path is `prefix` ("" at the top of a run file or on the command line).
+static void sft__take_key(SftParse *p, const char *prefix, const char *key, const json_t *v) {
+    char path[512], text[80];
+    SftWhere where;
+    snprintf(path, sizeof path, "%s%.200s", prefix, key);
+    sft__where(p, where, path);
+    const SftOption *o = *prefix ? NULL : sft__find(key);
+    const SftOther *other = o ? NULL : sft__find_other(path);
+    if (other && other->option) o = sft__find(other->option);
+    if (o && *prefix && !strcmp(key, "betas") && !(json_is_string(v) && !strcmp(json_string_value(v), "auto"))) {
+        if (json_array_size(v) != 2) sft__wrong(where, o, v, "a list of two numbers");
+        sft__take_deepspeed(p, o, json_array_get(v, 0), where, path);
+        sft__take_deepspeed(p, sft__find("adam_beta2"), json_array_get(v, 1), where, path);
+    } else if (o && *prefix) {
+        sft__take_deepspeed(p, o, v, where, path);
+    } else if (o) {
+        if (p->pass == 1 && p->given[o - sft__option]) sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__key(o));
+        p->given[o - sft__option] = p->pass;
+        sft__set(p->config, o, v, where);
+        if (!strcmp(o->name, "fp16")) sft__check_scaler(p, path, v);
+    } else if (other) {
+        sft__text(text, v, true);
+        bool off = json_is_null(v) || json_is_false(v) || (json_is_object(v) && !json_is_true(json_object_get(v, "enabled")));
+        if (!strcmp(other->same, "*")) {
+            if (!strstr(path, "train_batch_size")) sft_note("%s is ignored: it changes nothing here", path);
+        } else if (strcmp(other->same, "off") ? !sft__among(other->same, text) : !off)
+            sft_die(SFT_BAD_INPUT, "%s is %s: %s", where, text, other->why);
+    } else {
+        bool section = false;
+        strncat(path, ".", sizeof path - strlen(path) - 1);
+        for (int i = 0; i < SFT_COUNT(sft__other); i++) section |= !strncmp(sft__other[i].prefix, path, strlen(path));
+        if (!section) sft__unknown(where, prefix, key);
+        if (!json_is_object(v)) sft_die(SFT_BAD_INPUT, "%s must be an object", where);
+        const char *inner;
+        json_t *item;
+        json_object_foreach((json_t *)v, inner, item) sft__take_key(p, path, inner, item);
+    }
+}
+
+// A JSON file that people wrote: what Python and JavaScript would accept gets a better word than "unexpected token".
+static json_t *sft__load(const char *path, char **text) {
+    size_t n;
+    json_error_t e;
+    *text = sft_read_file(path, &n);
+    size_t bom = n >= 3 && !memcmp(*text, "\xef\xbb\xbf", 3) ? 3 : 0;
+    json_t *json = json_loadb(*text + bom, n - bom, JSON_REJECT_DUPLICATES, &e);
+    if (json && json_is_object(json)) return json;
+    if (json) sft_die(SFT_BAD_INPUT, "%s must be a JSON object: {\"key\": value, ...}", path);
+    size_t at = bom + (size_t)SFT_MAX(e.position, 0);
+    const char *hint = "";
+    for (at = SFT_MIN(at, n); at && !strchr("]}", (*text)[at - 1]); at--) {}
+    for (at -= at > 0; at && strchr(" \t\r\n", (*text)[at - 1]); at--) {}
+    if (strstr(e.text, "'True'") || strstr(e.text, "'False'") || strstr(e.text, "'None'")) hint = ": JSON writes true, false and null";
+    else if (strstr(e.text, "near '''")) hint = ": JSON strings stand in double quotes";
+    else if (strstr(e.text, "near '#'") || strstr(e.text, "near '/'")) hint = ": JSON has no comments";
+    else if (at && (*text)[at - 1] == ',') hint = ": a trailing comma";
+    sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, e.text, hint);
+}
+
+// What of DeepSpeed's configuration applies to one process.
+static void sft__deepspeed(SftParse *p) {
+    SftConfig *c = p->config;
+    json_t *ds = json_incref(c->deepspeed);
+    char *text = NULL;
+    if (json_is_string(ds)) { // a file of its own
+        p->file = json_string_value(c->deepspeed), p->skip = strlen(SFT__DS);
+        json_decref(ds);
+        ds = sft__load(p->file, &text);
+        p->text = text;
+    } else if (!p->file) p->file = "--deepspeed", p->text = NULL, p->skip = strlen(SFT__DS);
+    const char *key;
+    json_t *v, *optimizer = json_object_get(ds, "optimizer"); // first: the schedule's "auto" takes its learning rate
+    if (optimizer) sft__take_key(p, SFT__DS, "optimizer", optimizer);
+    json_object_foreach(ds, key, v)
+        if (v != optimizer) sft__take_key(p, SFT__DS, key, v);
+    if (*p->mismatch) sft_die(SFT_BAD_INPUT, "DeepSpeed's configuration and the run's own disagree: %s", p->mismatch);
+    json_t *whole = json_object_get(ds, "train_batch_size");
+    int64_t *m = &c->per_device_train_batch_size, *g = &c->gradient_accumulation_steps, B = (int64_t)json_integer_value(whole);
+    if (whole && !(json_is_string(whole) && !strcmp(json_string_value(whole), "auto"))) {
+        bool has_m = p->given[sft__find("per_device_train_batch_size") - sft__option];
+        bool has_g = p->given[sft__find("gradient_accumulation_steps") - sft__option];
+        if (!json_is_integer(whole) || B < 1 || B > 1 << 30) sft_die(SFT_BAD_INPUT, "deepspeed.train_batch_size must be a whole number of rows");
+        if (has_m && !has_g && B % *m == 0) *g = B / *m;
+        if (!has_m && B % *g == 0) *m = B / *g;
+        if (*m * *g != B)
+            sft_die(SFT_BAD_INPUT, "deepspeed.train_batch_size is %lld, but per_device_train_batch_size %lld x gradient_accumulation_steps %lld x 1 process is %lld",
+                    (long long)B, (long long)*m, (long long)*g, (long long)(*m * *g));
+    }
+    json_decref(ds);
+    free(text);
+}
+
+// The command line. A value of the command line as JSON, so that it meets the same checks as the file's.
+static json_t *sft__value(const SftOption *o, const char *text, const char *where) {
+    char *end = (char *)text;
+    json_t *v = NULL;
+    if (o && o->kind == SFT__BOOL) v = !strcasecmp(text, "true") ? json_true() : !strcasecmp(text, "false") ? json_false() : NULL;
+    if (o && (o->kind == SFT__INT || o->kind == SFT__REAL) && *text) {
+        errno = 0;
+        long long n = strtoll(text, &end, 10);
+        v = !*end && !errno ? json_integer(n) : NULL;
+        if (!v) v = json_real(strtod(text, &end)); // NULL for nan and inf
+        if (v && *end) json_decref(v), v = NULL;
+    }
+    if (!o || o->kind == SFT__JSON) {
+        json_error_t e;
+        v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+        bool strings = !o || sft__among(o->words, "string");
+        if (!v && (*text == '{' || *text == '[') && !sft_exists(text)) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
+        if (v && o && strings && !sft__among(o->words, sft__type(v))) json_decref(v), v = NULL; // a file called 123
+    }
+    if (!v && !(v = json_string(text))) sft_die(SFT_BAD_INPUT, "%s is not UTF-8", where);
+    return v;
+}
+
+// Goes through the arguments twice: first for what is not an option, then (set) for the options, after the run file.
+static void sft__arguments(SftParse *p, int argc, char **argv, int first, bool set) {
+    SftConfig *c = p->config;
+    bool options = true;
+    for (int i = first; i < argc; i++) {
+        const char *a = argv[i], *equals = strchr(a, '=');
+        if (!options || strncmp(a, "--", 2)) {
+            if (set) continue;
+            size_t n = strlen(a);
+            bool json = n > 5 && !strcmp(a + n - 5, ".json");
+            if (options && !c->file_name && !c->nargs && (json || (sft_exists(a) && !sft_is_folder(a) && *c->command != 'h'))) c->file_name = strdup(a);
+            else c->args = sft_realloc(c->args, sizeof *c->args * (size_t)(c->nargs + 1)), c->args[c->nargs++] = strdup(a);
+            continue;
+        }
+        if (!a[2]) { options = false; continue; } // "--": the rest are arguments, whatever they look like
+        char key[256], shown[300];
+        snprintf(key, sizeof key, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) - 2 : strlen(a) - 2, 200), a + 2);
+        for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
+        snprintf(shown, sizeof shown, "--%s", key);
+        const SftOther *other = sft__find_other(key);
+        const SftOption *o = sft__find(other && other->option ? other->option : key);
+        if (!o && !other) sft__unknown(shown, "", key);
+        const char *value = equals ? equals + 1 : NULL, *next = i + 1 < argc ? argv[i + 1] : NULL;
+        bool flag = !o || o->kind == SFT__BOOL || (o->kind == SFT__JSON && sft__among(o->words, "boolean"));
+        bool strings = !o || o->kind == SFT__STR || (o->kind == SFT__JSON && sft__among(o->words, "string"));
+        if (!value && next && strncmp(next, "--", 2) && (!flag || strings || *next == '{' || !strcasecmp(next, "true") || !strcasecmp(next, "false")))
+            value = next, i++;
+        if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
+        if (!set) continue;
+        json_t *v = value ? sft__value(o, value, shown) : json_true();
+        sft__take_key(p, "", key, v);
+        json_decref(v);
+    }
+}
+
+/* The run file of the embedded default, when none was named: in the current folder or beside the program. There, its
+   paths are read relative to the program's folder, so that the program can be called from anywhere. */
+static void sft__embedded(SftParse *p, const char *program, char **text, json_t **json) {
+    static const char name[] = "data/quickstart.json", *const paths[] = {"model_name_or_path", "train_file", "validation_file"};
+    const char *slash = strrchr(program, '/');
+    char *folder = slash ? sft_format("%.*s/", (int)(slash - program), program) : strdup("");
+    bool here = sft_exists(name);
+    char *path = here ? strdup(name) : sft_format("%s%s", folder, name);
+    if (!sft_exists(path)) sft_die(SFT_BAD_INPUT, "no run file was given, and %s is neither here nor beside the program; see train_gpt2 help", name);
+    sft_note("no run file was given: this is %s", path);
+    p->config->file_name = path;
+    *json = sft__load(path, text);
+    for (int i = 0; i < SFT_COUNT(paths) && !here; i++) {
+        json_t *v = json_object_get(*json, paths[i]);
+        if (!json_is_string(v) || *json_string_value(v) == '/') continue;
+        char *moved = sft_format("%s%s", folder, json_string_value(v));
+        json_object_set_new(*json, paths[i], json_string(moved));
+        free(moved);
+    }
+    free(folder);
+}
+
+// What can only be seen when all values are there.
+static void sft__check(const SftParse *p) {
+    SftConfig *c = p->config;
+    bool train = !strcmp(c->command, "train"), data = !strcmp(c->command, "data"), model = strcmp(c->command, "export") && strcmp(c->command, "help");
+    if (json_is_false(c->fp16) || json_is_false(json_object_get(c->fp16, "enabled"))) json_decref(c->fp16), c->fp16 = NULL;
+    if (json_is_false(c->resume_from_checkpoint)) json_decref(c->resume_from_checkpoint), c->resume_from_checkpoint = NULL;
+    c->type = c->bf16 ? SFT_BF16 : c->fp16 ? SFT_F16 : SFT_F32;
+    if (c->bf16 && c->fp16) sft_die(SFT_BAD_INPUT, "fp16 and bf16 are both on; take one");
+    if (c->resume_from_checkpoint && c->init_from) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint (continue) and init_from (weights only, step 0) exclude each other");
+    if (c->resume_from_checkpoint && c->overwrite_output_dir) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint (continue) and overwrite_output_dir (start afresh) exclude each other");
+    if (c->validation_file && c->validation_split > 0) sft_die(SFT_BAD_INPUT, "validation_file and validation_split exclude each other");
+    if (c->validation_split >= 1 && c->validation_split != floor(c->validation_split))
+        sft_die(SFT_BAD_INPUT, "validation_split is %g: a share below 1, or a whole number of rows", c->validation_split);
+    if (train && !c->validation_file && c->validation_split == 0 && (c->eval_steps || c->eval_on_start))
+        sft_die(SFT_BAD_INPUT, "%s is set, but there is nothing to evaluate: set validation_file or validation_split", c->eval_steps ? "eval_steps" : "eval_on_start");
+    if (model && !c->model_name_or_path) sft_die(SFT_BAD_INPUT, "model_name_or_path is missing: %s needs the folder of a model", c->command);
+    if ((train || data) && !c->train_file) sft_die(SFT_BAD_INPUT, "train_file is missing: %s needs data", c->command);
+    if (train && !c->output_dir) sft_die(SFT_BAD_INPUT, "output_dir is missing: a folder for the checkpoints, the log and the trained model");
+    if (!strcmp(c->command, "eval") && !c->validation_file && !(c->train_file && c->validation_split > 0)) sft_die(SFT_BAD_INPUT, "validation_file is missing: eval needs data");
+    if (!strcmp(c->command, "export") && c->nargs != 2) sft_die(SFT_BAD_INPUT, "export needs two folders: CHECKPOINT FOLDER");
+    if (!strcmp(c->command, "generate") && c->nargs < 2 && !c->file) sft_die(SFT_BAD_INPUT, "generate needs a prompt: MODEL \"PROMPT\", or --file PROMPTS.jsonl");
+}
+
+SftConfig sft_config(int argc, char **argv) {
+#define SFT__D_STR(s) ((s) ? strdup((s) ? (s) : "") : NULL)
+#define SFT__D_INT(s) s
+#define SFT__D_REAL(s) s
+#define SFT__D_BOOL(s) s
+#define SFT__D_JSON(s) s
+#define X(kind, name, standard, low, high, words, help) .name = SFT__D_##kind(standard),
+    SftConfig c = {SFT_OPTIONS(X) .command = "train"};
+#undef X
+    SftParse p = {.config = &c, .pass = 1};
+    char best[64] = "", *text = NULL, *a = argc > 1 ? argv[1] : "";
+    int first = 1, most = 0, least = 3;
+    size_t n = strlen(a);
+    bool named = false;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return c.command = "help", c;
+        else if (!strcmp(argv[i], "--")) break;
+    for (int i = 0; i < SFT_COUNT(sft__command); i++) {
+        if (!strcmp(a, sft__command[i].name)) c.command = sft__command[i].name, named = true, first = 2;
+        if (!strcmp(c.command, sft__command[i].name)) most = sft__command[i].most;
+        sft__nearer(best, &least, a, sft__command[i].name);
+    }
+    if (sft__among("merge|convert|list-cfg|copy-cfg", a)) sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
+    if (n && !named && strncmp(a, "--", 2) && !(n > 5 && !strcmp(a + n - 5, ".json")) && (!sft_exists(a) || sft_is_folder(a)))
+        sft_die(SFT_BAD_INPUT, "%.200s is neither a command nor a run file%s%s; see train_gpt2 help", a, *best ? "; the nearest command is " : "", best);
+    sft__arguments(&p, argc, argv, first, false);
+    if (!strcmp(c.command, "help")) return c;
+    if (c.nargs > most) sft_die(SFT_BAD_INPUT, "%s does not take the argument \"%.200s\"%s", c.command, c.args[most], sft_exists(c.args[most]) ? "" : ", and there is no such file");
+
+    json_t *json = NULL;
+    bool own = c.nargs || sft__among("generate|chat|tokenize|export", c.command); // names its model itself
+    for (int i = first; i < argc && !own; i++) own = !strncmp(argv[i], "--model_name_or_path", 20) || !strncmp(argv[i], "--train_file", 12);
+    if (c.file_name) json = sft__load(c.file_name, &text);
+    else if (!own) sft__embedded(&p, argv[0], &text, &json);
+    p.file = c.file_name, p.text = text;
+    const char *key;
+    json_t *v;
+    json_object_foreach(json, key, v) sft__take_key(&p, "", key, v);
+    p.pass = 2, p.file = p.text = NULL;
+    sft__arguments(&p, argc, argv, first, true);
+    if (c.nargs && strcmp(c.command, "export")) { // MODEL
+        free(c.model_name_or_path);
+        c.model_name_or_path = strdup(c.args[0]);
+    }
+    if (p.given[sft__find("deepspeed") - sft__option] == 1) p.file = c.file_name, p.text = text;
+    if (c.deepspeed) sft__deepspeed(&p);
+    sft__check(&p);
+    json_decref(json);
+    free(text);
+    return c;
+}
+
+void sft_config_free(SftConfig *c) {
+    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
+        void *at = (char *)c + sft__option[i].offset;
+        if (sft__option[i].kind == SFT__STR) free(*(char **)at);
+        if (sft__option[i].kind == SFT__JSON) json_decref(*(json_t **)at);
+    }
+    for (int i = 0; i < c->nargs; i++) free(c->args[i]);
+    free(c->args);
+    free(c->file_name);
+    memset(c, 0, sizeof *c);
+}
+
+json_t *sft_config_json(const SftConfig *c) {
+    json_t *all = json_object();
+    for (int i = 0; i < SFT_COUNT(sft__option); i++)
+        if (sft__option[i].kind != SFT__TITLE) json_object_set_new(all, sft__key(&sft__option[i]), sft__get(c, &sft__option[i]));
+    return all;
+}
+
+// Prints words from column `at` on, broken before column 100.
+static void sft__wrap(FILE *out, int at, const char *text) {
+    int column = at;
+    for (const char *p = text; *p;) {
+        int n = (int)strcspn(p, " ");
+        if (column + n > 99) column = at, fprintf(out, "\n%*s", at, "");
+        fprintf(out, "%.*s%s", n, p, p[n] ? " " : "");
+        column += n + 1;
+        p += n + (p[n] == ' ');
+    }
+    fputc('\n', out);
+}
+
+// "one of ...; help (default)" of an option: the same words for --help and for the README.
+static char *sft__about(const SftOption *o) {
+    char words[512];
+    snprintf(words, sizeof words, "%s", o->kind == SFT__STR && o->words ? o->words : "");
+    char *spaced = sft_format("%s%s%s", o->help, *words && *o->help ? "; " : "", "");
+    char *s = spaced;
+    for (const char *w = words; *w;) {
+        int n = (int)strcspn(w, "|");
+        char *more = sft_format("%s%.*s%s", s, n, w, w[n] ? " | " : "");
+        free(s), s = more;
+        w += n + (w[n] == '|');
+    }
+    return s;
+}
+
+void sft_help(FILE *out) {
+    fprintf(out, "train_gpt2 [COMMAND] [run.json] [--key value ...]\n\n");
+    for (int i = 0; i < SFT_COUNT(sft__command); i++) {
+        char usage[64];
+        snprintf(usage, sizeof usage, "%s %s", sft__command[i].name, sft__command[i].arguments);
+        fprintf(out, "  %-30s", usage);
+        sft__wrap(out, 32, sft__command[i].help);
+    }
+    fprintf(out, "\nEvery option is a key of run.json or stands on the command line, which wins. A flag may stand alone.\n"
+                 "Paths are relative to the current folder.\n");
+    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
+        const SftOption *o = &sft__option[i];
+        if (o->kind == SFT__TITLE) { fprintf(out, "\n%s\n", o->name); continue; }
+        char *about = sft__about(o), standard[32];
+        snprintf(standard, sizeof standard, "%.*s", (int)strcspn(o->standard + (*o->standard == '"'), "\""), o->standard + (*o->standard == '"'));
+        fprintf(out, "  --%-30s %-12s ", sft__key(o), strcmp(standard, "NULL") ? standard : "-");
+        sft__wrap(out, 48, about);
+        free(about);
+    }
+}
+
+void sft_help_markdown(FILE *out) {
+    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
+        const SftOption *o = &sft__option[i];
+        if (o->kind == SFT__TITLE) { fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", i ? "\n" : "", o->name); continue; }
+        char *about = sft__about(o);
+        fprintf(out, "| `%s` | %s | ", sft__key(o), strcmp(o->standard, "NULL") ? o->standard : "");
+        for (const char *s = about; *s; s++) fprintf(out, "%s%c", *s == '|' ? "\\" : "", *s);
+        fprintf(out, " |\n");
+        free(about);
+    }
 }
 
 /* ================================================================================================================
