@@ -41,6 +41,7 @@
 #ifndef SFT_H
 #define SFT_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -546,6 +547,65 @@ typedef struct {
 } SftCtx;
 static inline bool sft_planning(const SftCtx *c) { return c->work->base == NULL; }
 typedef struct { float lr, beta1, beta2, eps, decay, correct1, correct2; } SftAdam; // correctN = 1 - betaN^t
+
+/* Scalar formulae that the CPU and the GPU share. They have no branches, so that a compiler turns a loop over them into
+   vector code; the C library's expf and erff would stay calls. */
+
+// e^x, relative error below 8e-8; 0 below x = -87, infinity above 88.73, NaN stays NaN. 2^n e^r with |r| <= ln(2)/2:
+// adding 1.5 * 2^23 leaves n, rounded, in the lowest bits; the polynomial of e^r is a minimax fit.
+SFT_HD float sft_exp(float x) {
+#ifdef __CUDA_ARCH__
+    return expf(x);
+#else
+    x = x < -87.5f ? -87.5f : x;
+    x = x > 89.0f ? 89.0f : x;
+    float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f; // ln 2 in two parts, the first exact in products with n
+    float p = 0.00836941879f + r * 0.00138131448f;
+    p = 0.166665152f + r * (0.041668456f + r * p);
+    p = 1.0f + r * (1.0f + r * (0.49999994f + r * p));
+    return (p + p) * sft_bits_f32((sft_f32_bits(shifted) << 23) + (126u << 23)); // 2^(n-1): n may be 128; 0 at n = -126
+#endif
+}
+SFT_HD float sft_sigmoid(float x) { return 1.0f / (1.0f + sft_exp(-x)); }
+SFT_HD float sft_silu(float x) { return x * sft_sigmoid(x); }
+SFT_HD float sft_silu_grad(float x) {
+    float s = sft_sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+}
+// The standard normal's density and cumulative probability, relative error of both tails below 1e-6 for |x| < 5.
+// P(-|x|) = e^(-x^2/2) q(t), t = 1 / (1 + 0.3 |x|): q is a minimax fit.
+SFT_HD float sft_normal(float x, float *density) {
+    float t = 1.0f / (1.0f + 0.3f * fabsf(x)), e = sft_exp(-0.5f * x * x);
+    float q = -0.157201439f + t * 0.0356744081f;
+    q = 0.128559962f + t * (-0.0536806732f + t * (0.206350476f + t * q));
+    q = t * (0.119629301f + t * (0.120753869f + t * (0.0999140218f + t * q))) * e;
+    *density = 0.398942280f * e;
+    return x < 0 ? q : 1.0f - q;
+}
+// GELU(x) = x P(X < x) (Hendrycks and Gimpel 2016), the exact form; absolute error below 1e-7 (1 + |x|)
+SFT_HD float sft_gelu(float x) {
+    float density;
+    return x * sft_normal(x, &density);
+}
+SFT_HD float sft_gelu_grad(float x) {
+    float density, p = sft_normal(x, &density);
+    return p + x * density;
+}
+// Its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3): the same as x sigmoid(2u)
+SFT_HD float sft_gelu_tanh(float x) { return x * sft_sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
+SFT_HD float sft_gelu_tanh_grad(float x) {
+    float u = 1.59576912f * (x + 0.044715f * x * x * x), e = sft_exp(-fabsf(u)), r = 1.0f / (1.0f + e);
+    float s = u < 0 ? e * r : r; // sigmoid(u); its derivative is e r^2 on both sides, without a difference
+    return s + x * (e * r * r) * 1.59576912f * (1.0f + 0.134145f * x * x);
+}
+// AdamW (Loshchilov and Hutter 2019) of one parameter, in PyTorch's order: decay, moments, update; eps outside the root.
+SFT_HD void sft_adamw(float *w, float *m, float *v, float g, SftAdam a) {
+    *m = *m + (g - *m) * (1.0f - a.beta1);
+    *v = *v * a.beta2 + g * g * (1.0f - a.beta2);
+    float denominator = sqrtf(*v) / sqrtf(a.correct2) + a.eps;
+    *w = *w * (1.0f - a.lr * a.decay) - a.lr / a.correct1 * (*m / denominator);
+}
 
 // clang-format off
 #define SFT_OPS(X) \
@@ -1865,6 +1925,948 @@ void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_
     }
     free(text), free(header), free(temporary);
 }
+
+/* ================================================================================================================
+   [5] ops: every operation, forward above backward, and the table that lists them
+   ================================================================================================================
+   In: tensors of any storage type. Out: what the table in the declarations says, to the letter. An op reads a row into
+   floats, computes in fp32 and writes it back rounded once. fp32 rows are used where they lie.
+
+   Invariants. The same bits for every number of threads: threads share out rows, tiles and blocks whose sizes are fixed
+   below, no sum is split by the number of threads, and partial sums are added in the order of their blocks. Workspace
+   depends on the dimensions and on omp_get_max_threads(), never shrinks when N grows, and is taken in the same way when
+   planning: plan with the largest N and with the number of threads that will run.
+   Guarded by test/test_ops.c: every op against float64 formulas and finite differences, at shapes that fit no tile.
+   Usual pitfall: a loop that the compiler cannot turn into vector code (a sum without `omp simd`, a call of the C
+   library, a branch) runs ten times slower and nothing says so. `make bench` does. */
+
+// [5.1] threads, rows, blocks ------------------------------------------------------------------------------------
+#ifdef SFT_NO_OPENMP
+static inline int sft__threads(void) { return 1; }
+static inline int sft__thread(void) { return 0; }
+#else
+static inline int sft__threads(void) { return omp_get_max_threads(); }
+static inline int sft__thread(void) { return omp_get_thread_num(); }
+#endif
+#define SFT__INLINE static inline __attribute__((always_inline))
+enum { SFT__BLOCK = 4096 };   // elements of a task of an elementwise op
+enum { SFT__SMALL = 1 << 15 }; // elements below which waking the other threads costs more than they bring
+
+static inline int64_t sft__round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t sft__width(SftTensor t) { return t.dim[1] * t.dim[2]; } // elements of a row
+static inline char *sft__at(SftTensor t, int64_t i) { return (char *)t.data + (size_t)i * (t.type == SFT_F32 ? 4 : 2); }
+
+// Elements at .. at+n as floats: where they lie if they are fp32, else widened into buf[n].
+SFT__INLINE const float *sft__widen(float *buf, SftTensor t, int64_t at, int64_t n) {
+    if (t.type == SFT_F32) return (const float *)t.data + at;
+    sft_to_f32(buf, sft__at(t, at), t.type, n);
+    return buf;
+}
+// Where to compute elements at .. at+n: in their place if they are fp32, else in buf; sft__round then rounds them.
+SFT__INLINE float *sft__place(float *buf, SftTensor t, int64_t at) { return t.type == SFT_F32 ? (float *)t.data + at : buf; }
+SFT__INLINE void sft__round(SftTensor t, int64_t at, const float *x, int64_t n) {
+    if (t.type != SFT_F32) sft_from_f32(sft__at(t, at), t.type, x, n);
+    else if ((const float *)t.data + at != x) memcpy((float *)t.data + at, x, (size_t)n * 4);
+}
+// [5.2] matmul ---------------------------------------------------------------------------------------------------
+/* out(i,j) = sum over k of a(i,k) b(j,k), in three layers.
+   The register tile: MR x NR sums live in vector registers while k runs; per k it reads MR + NR numbers and does MR * NR
+   multiply-adds. It reads them from packed strips, MR rows of a (NR of b) side by side: strip[k][row], so that every
+   load is the next one in memory, whatever the strides and the type of the operand were.
+   The block: strips of up to SFT__ROW_BLOCK rows of a and SFT__COL_BLOCK of b, SFT__DEPTH deep, are packed once by all
+   threads together, then threads take squares of SFT__SQUARE x SFT__SQUARE outputs from a common heap. Each strip is
+   reused from the cache.
+   The epilogue: what follows the sum (bias, activation, residual, rounding) happens to a tile while it is in L1.
+   An output's sum is always taken in the same order: within SFT__DEPTH in order, then depth after depth. */
+#if defined(__AVX512F__)
+enum { SFT__VL = 16, SFT__MR = 8, SFT__NV = 2 };
+#elif defined(__AVX2__) || defined(__AVX__)
+enum { SFT__VL = 8, SFT__MR = 6, SFT__NV = 2 };
+#elif defined(__aarch64__)
+enum { SFT__VL = 4, SFT__MR = 8, SFT__NV = 2 };
+#else
+enum { SFT__VL = 4, SFT__MR = 4, SFT__NV = 2 };
+#endif
+enum { SFT__NR = SFT__VL * SFT__NV, SFT__SQUARE = 128, SFT__DEPTH = 768, SFT__ROW_BLOCK = 2048, SFT__COL_BLOCK = 2048 };
+typedef float SftVec __attribute__((vector_size(4 * SFT__VL)));
+typedef float SftVecAt __attribute__((vector_size(4 * SFT__VL), aligned(4), may_alias)); // one anywhere in memory
+typedef int32_t SftLanes __attribute__((vector_size(4 * SFT__VL)));
+
+// bf16 operands on a CPU that multiplies bf16 pairs: a slot of a strip holds (k, k+1) of its row, and a multiply-add
+// does both. Products are exact and sums are fp32 as ever; subnormal inputs count as zero.
+#ifdef __AVX512BF16__
+enum { SFT__PAIRS = 1 };
+SFT__INLINE SftVec sft__add_pairs(SftVec sum, SftVec a, SftVec b) {
+    return (SftVec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+SFT__INLINE SftVec sft__spread(const float *a) { return (SftVec)_mm512_set1_epi32((int)sft_f32_bits(*a)); }
+#else
+enum { SFT__PAIRS = 0 };
+SFT__INLINE SftVec sft__add_pairs(SftVec sum, SftVec a, SftVec b) { return (void)a, (void)b, sum; } // never called
+SFT__INLINE SftVec sft__spread(const float *a) { return (SftVec){0} + *a; }
+#endif
+
+// tile[MR][NR] (+)= the product of strip a[depth][MR] and strip b[depth][NR]. Every loop over the sums must be
+// unrolled: one that stays a loop indexes them in memory, and the kernel runs at a tenth of its speed.
+SFT__INLINE void sft__tile_of(float *tile, const float *a, const float *b, int64_t depth, bool pairs, bool add) {
+    SftVec sum[SFT__MR][SFT__NV] = {{{0}}};
+    for (int64_t k = 0; k < depth; k++, a += SFT__MR, b += SFT__NR) {
+        SftVec bv[SFT__NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < SFT__NV; j++) bv[j] = ((const SftVecAt *)b)[j];
+#pragma GCC unroll 16
+        for (int i = 0; i < SFT__MR; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < SFT__NV; j++)
+                sum[i][j] = pairs ? sft__add_pairs(sum[i][j], sft__spread(a + i), bv[j]) : sum[i][j] + a[i] * bv[j];
+    }
+    SftVecAt *out = (SftVecAt *)tile;
+#pragma GCC unroll 16
+    for (int i = 0; i < SFT__MR; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < SFT__NV; j++, out++) *out = add ? (SftVec)*out + sum[i][j] : sum[i][j];
+}
+static void sft__tile(float *tile, const float *a, const float *b, int64_t depth, bool pairs, bool add) {
+    if (pairs) sft__tile_of(tile, a, b, depth, true, add);
+    else sft__tile_of(tile, a, b, depth, false, add);
+}
+
+// An operand: element (i, k) stands at data[i * row + k * col]; one of the strides is 1.
+typedef struct {
+    const void *data;
+    SftType type;
+    int64_t row, col;
+} SftMat;
+
+// Transposes VL x VL numbers in registers: in round s, numbers whose row and column differ in bit s change places.
+SFT__INLINE void sft__transpose(SftVec r[SFT__VL]) {
+#ifdef __clang__
+    for (int i = 0; i < SFT__VL; i++)
+        for (int j = 0; j < i; j++) {
+            float x = r[i][j];
+            r[i][j] = r[j][i], r[j][i] = x;
+        }
+#else
+    SftLanes lane;
+    for (int i = 0; i < SFT__VL; i++) lane[i] = i;
+#pragma GCC unroll 4
+    for (int s = SFT__VL / 2; s; s /= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < SFT__VL; i++) {
+            if (i & s) continue;
+            const SftLanes odd = (lane & s) != 0;
+            SftVec a = r[i], b = r[i | s];
+            r[i] = __builtin_shuffle(a, b, (~odd & lane) | (odd & ((lane ^ s) + SFT__VL)));
+            r[i | s] = __builtin_shuffle(a, b, (~odd & (lane | s)) | (odd & (lane + SFT__VL)));
+        }
+#endif
+}
+
+// dst[k][W] = slots of 4 bytes (a float, or a bf16 pair) of n <= W rows that lie `stride` bytes apart and end after
+// `bytes`; absent rows and the missing half of a last pair are zero.
+SFT__INLINE void sft__pack_rows(float *dst, int W, const char *src, int64_t stride, int n, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 4 * SFT__VL) {
+        int64_t left = SFT_MIN(bytes - at, 4 * SFT__VL);
+        for (int i0 = 0; i0 < W; i0 += SFT__VL) {
+            const int wide = W - i0 < SFT__VL ? W - i0 : SFT__VL;
+            SftVec r[SFT__VL];
+#pragma GCC unroll 16
+            for (int q = 0; q < SFT__VL; q++) {
+                r[q] = (SftVec){0};
+                if (q >= wide || i0 + q >= n) continue;
+                if (left == 4 * SFT__VL) memcpy(&r[q], src + (i0 + q) * stride + at, 4 * SFT__VL);
+                else memcpy(&r[q], src + (i0 + q) * stride + at, (size_t)left);
+            }
+            sft__transpose(r);
+            float *out = dst + at / 4 * W + i0;
+            if (left == 4 * SFT__VL) {
+#pragma GCC unroll 16
+                for (int q = 0; q < SFT__VL; q++) memcpy(out + q * W, &r[q], (size_t)wide * 4);
+            } else {
+                for (int q = 0; q < (left + 3) / 4; q++) memcpy(out + q * W, &r[q], (size_t)wide * 4);
+            }
+        }
+    }
+}
+
+// One strip: dst[k][W] = rows first .. first+n of m, from k0 on, kc numbers deep ((kc + 1) / 2 slots if pairs).
+SFT__INLINE void sft__pack(float *dst, int W, SftMat m, int64_t first, int n, int64_t k0, int64_t kc, bool pairs) {
+    const int size = m.type == SFT_F32 ? 4 : 2;
+    const char *src = (const char *)m.data + (first * m.row + k0 * m.col) * size;
+    if (m.col == 1 && (m.type == SFT_F32 || pairs)) {
+        sft__pack_rows(dst, W, src, m.row * size, n, kc * size);
+    } else if (m.col == 1) { // widened piece by piece, then as above
+        float piece[SFT__NR * 64];
+        for (int64_t k = 0; k < kc; k += 64) {
+            int64_t now = SFT_MIN(64, kc - k);
+            for (int i = 0; i < n; i++) sft_to_f32(piece + i * 64, src + (i * m.row + k) * size, m.type, now);
+            sft__pack_rows(dst + k * W, W, (const char *)piece, 64 * 4, n, now * 4);
+        }
+    } else if (pairs) {
+        for (int64_t k = 0; k < kc; k += 2, dst += W, src += 2 * m.col * size) {
+            const uint16_t *x = (const uint16_t *)src, *y = x + m.col;
+            uint32_t slot[SFT__NR] = {0};
+            if (k + 1 == kc) for (int i = 0; i < n; i++) slot[i] = x[i];
+            else if (n == W) for (int i = 0; i < W; i++) slot[i] = x[i] | (uint32_t)y[i] << 16;
+            else for (int i = 0; i < n; i++) slot[i] = x[i] | (uint32_t)y[i] << 16;
+            memcpy(dst, slot, (size_t)W * 4);
+        }
+    } else {
+        for (int64_t k = 0; k < kc; k++, dst += W, src += m.col * size) {
+            if (m.type != SFT_F32) sft_to_f32(dst, src, m.type, n);
+            else if (n == W) memcpy(dst, src, (size_t)W * 4);
+            else memcpy(dst, src, (size_t)n * 4);
+            for (int i = n; i < W; i++) dst[i] = 0;
+        }
+    }
+}
+
+typedef struct { // out[M,N] = epilogue(a b^T): forward act(sum + bias), backward sum * act'(pre); then + residual
+    SftMat a, b;
+    int64_t M, N, K;
+    SftTensor out, pre, bias, residual;
+    SftAct act;
+    bool backward;
+} SftGemm;
+
+static void sft__activate(float *z, const float *x, int64_t n, SftAct act, bool backward) { // z = act(x) | z *= act'(x)
+    if (act == SFT_GELU && !backward) for (int64_t j = 0; j < n; j++) z[j] = sft_gelu(x[j]);
+    if (act == SFT_GELU && backward) for (int64_t j = 0; j < n; j++) z[j] *= sft_gelu_grad(x[j]);
+    if (act == SFT_GELU_TANH && !backward) for (int64_t j = 0; j < n; j++) z[j] = sft_gelu_tanh(x[j]);
+    if (act == SFT_GELU_TANH && backward) for (int64_t j = 0; j < n; j++) z[j] *= sft_gelu_tanh_grad(x[j]);
+}
+
+SFT__INLINE void sft__finish_n(const SftGemm *g, float *tile, int64_t i0, int64_t j0, int64_t m, int64_t n) {
+    float buf[SFT__NR], wide[SFT__NR];
+    const float *bias = g->bias.data ? sft__widen(wide, g->bias, j0, n) : NULL;
+    for (int64_t i = 0; i < m; i++) {
+        float *z = tile + i * SFT__NR;
+        int64_t at = (i0 + i) * g->N + j0;
+        if (bias) for (int64_t j = 0; j < n; j++) z[j] += bias[j];
+        if (g->pre.data && !g->backward) sft__round(g->pre, at, z, n);
+        if (g->act != SFT_LINEAR) sft__activate(z, g->backward ? sft__widen(buf, g->pre, at, n) : z, n, g->act, g->backward);
+        if (g->residual.data) {
+            const float *r = sft__widen(buf, g->residual, at, n);
+            for (int64_t j = 0; j < n; j++) z[j] += r[j];
+        }
+        sft__round(g->out, at, z, n);
+    }
+}
+static void sft__finish(const SftGemm *g, float *tile, int64_t i0, int64_t j0, int64_t m, int64_t n) {
+    if (n == SFT__NR) sft__finish_n(g, tile, i0, j0, m, SFT__NR);
+    else sft__finish_n(g, tile, i0, j0, m, n);
+}
+
+typedef struct { // a block of the product that is packed: rows ib.., columns jb.., depth k0..
+    int64_t ib, mb, jb, nb, k0, kc, slots;
+    float *a, *b, *part; // strips; sums of the depths before (NULL if there is only one depth)
+    bool pairs;
+} SftGemmBlock;
+
+static void sft__gemm_square(const SftGemm *g, const SftGemmBlock *s, int64_t i0, int64_t j0) {
+    int64_t i1 = SFT_MIN(i0 + SFT__SQUARE / SFT__MR * SFT__MR, s->mb), j1 = SFT_MIN(j0 + SFT__SQUARE, s->nb);
+    for (int64_t j = j0; j < j1; j += SFT__NR)
+        for (int64_t i = i0; i < i1; i += SFT__MR) {
+            float local[SFT__MR * SFT__NR] __attribute__((aligned(64)));
+            float *tile = s->part ? s->part + i * sft__round_up(s->nb, SFT__NR) + j * SFT__MR : local;
+            sft__tile(tile, s->a + i * s->slots, s->b + j * s->slots, s->slots, s->pairs, s->k0 > 0);
+            if (s->k0 + s->kc == g->K)
+                sft__finish(g, tile, s->ib + i, s->jb + j, SFT_MIN(SFT__MR, s->mb - i), SFT_MIN(SFT__NR, s->nb - j));
+        }
+}
+
+static void sft__gemm(SftCtx *c, const SftGemm *g) {
+    const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16;
+    const int64_t mb = SFT_MIN(sft__round_up(g->M, SFT__MR), SFT__ROW_BLOCK / SFT__MR * SFT__MR);
+    const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
+    const int64_t depth = SFT_MIN(g->K, pairs ? 2 * SFT__DEPTH : SFT__DEPTH), slots = pairs ? (depth + 1) / 2 : depth;
+    size_t mark = c->work->used;
+    float *a = (float *)sft_take(c->work, (size_t)(mb * slots) * 4), *b = (float *)sft_take(c->work, (size_t)(nb * slots) * 4);
+    float *part = g->K > depth ? (float *)sft_take(c->work, (size_t)(mb * nb) * 4) : NULL;
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || g->M * g->N == 0) return;
+#pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)
+    for (int64_t ib = 0; ib < g->M; ib += mb)
+        for (int64_t jb = 0; jb < g->N; jb += nb)
+            for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
+                const int64_t kc = SFT_MIN(depth, g->K - k0);
+                const SftGemmBlock s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc, pairs ? (kc + 1) / 2 : kc, a, b, part, pairs};
+                if (jb == 0 || part) { // a's strips serve every block of columns
+#pragma omp for schedule(dynamic) nowait
+                    for (int64_t i = 0; i < s.mb; i += SFT__MR)
+                        sft__pack(a + i * s.slots, SFT__MR, g->a, ib + i, (int)SFT_MIN(SFT__MR, s.mb - i), k0, kc, pairs);
+                }
+#pragma omp for schedule(dynamic)
+                for (int64_t j = 0; j < s.nb; j += SFT__NR)
+                    sft__pack(b + j * s.slots, SFT__NR, g->b, jb + j, (int)SFT_MIN(SFT__NR, s.nb - j), k0, kc, pairs);
+#pragma omp for collapse(2) schedule(dynamic)
+                for (int64_t j = 0; j < s.nb; j += SFT__SQUARE)
+                    for (int64_t i = 0; i < s.mb; i += SFT__SQUARE / SFT__MR * SFT__MR) sft__gemm_square(g, &s, i, j);
+            }
+}
+
+// A row or few (generation): w is read once, where it lies. Sums are taken in SFT__VL * 4 lanes.
+enum { SFT__FEW = 4, SFT__PIECE = 1024 };
+SFT__INLINE float sft__dot(const float *x, const float *y, int64_t n) {
+    SftVec s[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * SFT__VL <= n; i += 4 * SFT__VL)
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++) s[q] += *(const SftVecAt *)(x + i + q * SFT__VL) * *(const SftVecAt *)(y + i + q * SFT__VL);
+    s[0] = (s[0] + s[1]) + (s[2] + s[3]);
+    float sum = 0;
+    for (int q = 0; q < SFT__VL; q++) sum += s[0][q];
+    for (; i < n; i++) sum += x[i] * y[i];
+    return sum;
+}
+static void sft__matmul_few(const SftGemm *g) {
+#pragma omp parallel for schedule(dynamic) if (g->N * g->K > SFT__SMALL)
+    for (int64_t j = 0; j < g->N; j += SFT__NR) {
+        int64_t n = SFT_MIN(SFT__NR, g->N - j);
+        float tile[SFT__FEW * SFT__NR] = {0}, xs[SFT__FEW][SFT__PIECE], ws[SFT__PIECE];
+        SftTensor x = {(void *)g->a.data, g->a.type, {0}}, w = {(void *)g->b.data, g->b.type, {0}};
+        for (int64_t k = 0; k < g->K; k += SFT__PIECE) {
+            int64_t kc = SFT_MIN(SFT__PIECE, g->K - k);
+            const float *xp[SFT__FEW];
+            for (int64_t i = 0; i < g->M; i++) xp[i] = sft__widen(xs[i], x, i * g->K + k, kc);
+            for (int64_t q = 0; q < n; q++) {
+                const float *wp = sft__widen(ws, w, (j + q) * g->K + k, kc);
+                for (int64_t i = 0; i < g->M; i++) tile[i * SFT__NR + q] += sft__dot(xp[i], wp, kc);
+            }
+        }
+        sft__finish(g, tile, 0, j, g->M, n);
+    }
+}
+
+static void sft__matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias, SftTensor residual, SftAct act) {
+    int64_t N = y.dim[0], O = w.dim[0], I = sft__width(w);
+    SftGemm g = {{x.data, x.type, I, 1}, {w.data, w.type, I, 1}, N, O, I, y, pre, bias, residual, act, false};
+    if (N > SFT__FEW || sft_planning(c)) sft__gemm(c, &g);
+    else if (N > 0) sft__matmul_few(&g);
+}
+
+static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act, bool add) {
+    int64_t N = dx.dim[0], O = w.dim[0], I = sft__width(w);
+    SftGemm g = {{dy.data, dy.type, O, 1}, {w.data, w.type, 1, I}, N, I, O, dx, pre, SFT_NONE, add ? dx : SFT_NONE, act, true};
+    sft__gemm(c, &g);
+}
+
+static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x) {
+    int64_t N = dy.dim[0], O = dw.dim[0], I = sft__width(dw);
+    SftGemm g = {{dy.data, dy.type, 1, O}, {x.data, x.type, 1, I}, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR, true};
+    if (sft_planning(c) || N > 0) sft__gemm(c, &g);
+    if (sft_planning(c) || !dbias.data) return;
+#pragma omp parallel for schedule(static) if (N * O > SFT__SMALL)
+    for (int64_t o = 0; o < O; o += 64) { // columns side by side; sums of 64 rows each, then the sum of those
+        int64_t n = SFT_MIN(64, O - o);
+        float total[64] = {0}, buf[64];
+        for (int64_t i0 = 0; i0 < N; i0 += 64) {
+            float sum[64] = {0};
+            for (int64_t i = i0; i < SFT_MIN(i0 + 64, N); i++) {
+                const float *d = sft__widen(buf, dy, i * O + o, n);
+                for (int64_t j = 0; j < n; j++) sum[j] += d[j];
+            }
+            for (int64_t j = 0; j < n; j++) total[j] += sum[j];
+        }
+        for (int64_t j = 0; j < n; j++) ((float *)dbias.data)[o + j] += total[j];
+    }
+}
+
+// [5.3] embedding, rows ------------------------------------------------------------------------------------------
+static void sft__embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTensor wpe, const int32_t *ids, const int32_t *pos) {
+    int64_t N = x.dim[0], C = sft__width(x);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
+    for (int64_t i = 0; i < N; i++) for (int64_t j = 0; j < C; j += SFT__PIECE) {
+        int64_t n = SFT_MIN(SFT__PIECE, C - j);
+        float a[SFT__PIECE], b[SFT__PIECE], *out = sft__place(a, x, i * C + j);
+        sft_to_f32(out, sft__at(wte, ids[i] * C + j), wte.type, n);
+        if (wpe.data) {
+            const float *p = sft__widen(b, wpe, pos[i] * C + j, n);
+            for (int64_t k = 0; k < n; k++) out[k] += p[k];
+        }
+        sft__round(x, i * C + j, out, n);
+    }
+}
+
+// Tokens may share a row of dwte: a thread owns columns, not tokens, and adds to them in the order of the tokens.
+static void sft__embedding_backward(SftCtx *c, SftTensor dwte, SftTensor dwpe, SftTensor dx, const int32_t *ids, const int32_t *pos) {
+    int64_t N = dx.dim[0], C = sft__width(dx);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
+    for (int64_t j = 0; j < C; j += 64) {
+        int64_t n = SFT_MIN(64, C - j);
+        float buf[64];
+        for (int64_t i = 0; i < N; i++) {
+            const float *d = sft__widen(buf, dx, i * C + j, n);
+            float *e = (float *)dwte.data + ids[i] * C + j, *p = dwpe.data ? (float *)dwpe.data + pos[i] * C + j : NULL;
+            for (int64_t k = 0; k < n; k++) e[k] += d[k];
+            if (p) for (int64_t k = 0; k < n; k++) p[k] += d[k];
+        }
+    }
+}
+
+static void sft__gather_rows(SftCtx *c, SftTensor y, SftTensor x, const int32_t *index) {
+    int64_t N = y.dim[0];
+    size_t row = (size_t)sft__width(y) * sft_type_size(y.type);
+    if (sft_planning(c)) return;
+    for (int64_t i = 0; i < N; i++) memcpy((char *)y.data + (size_t)i * row, (const char *)x.data + (size_t)index[i] * row, row);
+}
+
+static void sft__zero(SftCtx *c, SftTensor x) {
+    size_t size = (size_t)sft_size(x) * sft_type_size(x.type), piece = 1 << 20;
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > piece)
+    for (size_t at = 0; at < size; at += piece) memset((char *)x.data + at, 0, SFT_MIN(piece, size - at));
+}
+
+static void sft__scatter_rows(SftCtx *c, SftTensor dx, SftTensor dy, const int32_t *index) {
+    int64_t N = dy.dim[0];
+    size_t row = (size_t)sft__width(dy) * sft_type_size(dy.type);
+    sft__zero(c, dx);
+    if (sft_planning(c)) return;
+    for (int64_t i = 0; i < N; i++) memcpy((char *)dx.data + (size_t)index[i] * row, (const char *)dy.data + (size_t)i * row, row);
+}
+
+static void sft__convert(SftCtx *c, SftTensor y, SftTensor x) {
+    int64_t size = sft_size(y);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t at = 0; at < size; at += SFT__BLOCK) {
+        int64_t n = SFT_MIN(SFT__BLOCK, size - at);
+        float buf[SFT__BLOCK];
+        sft__round(y, at, sft__widen(buf, x, at, n), n);
+    }
+}
+
+// [5.4] norms ----------------------------------------------------------------------------------------------------
+/* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) are one computation: with u = (x - mean) * rstd,
+   y = u w + b; RMSNorm has mean = 0 and no b. Backward, with g = dy w:
+   dx = rstd (g - average(g) - u average(g u)), where RMSNorm has no average(g), for its mean does not depend on x. */
+static void sft__norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps, bool centred) {
+    int64_t C = sft_size(w), rows = C ? sft_size(x) / C : 0, threads = sft__threads();
+    size_t mark = c->work->used;
+    float *work = (float *)sft_take(c->work, (size_t)((2 * threads + 2) * C) * 4);
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+    const float *wf = sft__widen(work, w, 0, C), *bf = b.data ? sft__widen(work + C, b, 0, C) : NULL;
+#pragma omp parallel for schedule(static) if (rows * C > SFT__SMALL)
+    for (int64_t i = 0; i < rows; i++) {
+        float *buf = work + (2 + 2 * sft__thread()) * C, mean = 0, square = 0;
+        const float *xi = sft__widen(buf, x, i * C, C);
+        if (centred) {
+#pragma omp simd reduction(+ : mean)
+            for (int64_t j = 0; j < C; j++) mean += xi[j];
+            mean /= (float)C;
+        }
+#pragma omp simd reduction(+ : square)
+        for (int64_t j = 0; j < C; j++) square += (xi[j] - mean) * (xi[j] - mean);
+        float rstd = 1.0f / sqrtf(square / (float)C + eps), *out = sft__place(buf + C, y, i * C);
+        if (bf) for (int64_t j = 0; j < C; j++) out[j] = (xi[j] - mean) * rstd * wf[j] + bf[j];
+        else for (int64_t j = 0; j < C; j++) out[j] = (xi[j] - mean) * rstd * wf[j];
+        sft__round(y, i * C, out, C);
+        float *s = (float *)stat.data + (centred ? 2 * i : i);
+        if (centred) *s++ = mean;
+        *s = rstd;
+    }
+}
+static void sft__layernorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps) {
+    sft__norm_forward(c, y, stat, x, w, b, eps, true);
+}
+static void sft__rmsnorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, float eps) {
+    sft__norm_forward(c, y, stat, x, w, SFT_NONE, eps, false);
+}
+
+// dw and db are sums over rows: over each of at most 64 blocks of rows, then over the blocks, in order.
+enum { SFT__NORM_BLOCKS = 64, SFT__NORM_ROWS = 16 };
+static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat, bool centred) {
+    int64_t C = sft_size(w), rows = C ? sft_size(dy) / C : 0, threads = sft__threads();
+    int64_t step = SFT_MAX(SFT__NORM_ROWS, (rows + SFT__NORM_BLOCKS - 1) / SFT__NORM_BLOCKS), blocks = (rows + step - 1) / step;
+    int64_t most = SFT_MIN(SFT__NORM_BLOCKS, (rows + SFT__NORM_ROWS - 1) / SFT__NORM_ROWS); // blocks, but growing with rows
+    size_t mark = c->work->used;
+    float *work = (float *)sft_take(c->work, (size_t)((2 * most + 4 * threads + 1) * C) * 4), *bufs = work + 2 * most * C;
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+    const float *wf = sft__widen(bufs + 4 * threads * C, w, 0, C);
+#pragma omp parallel for schedule(dynamic) if (rows * C > SFT__SMALL)
+    for (int64_t block = 0; block < blocks; block++) {
+        float *pw = work + 2 * block * C, *pb = pw + C, *buf = bufs + 4 * sft__thread() * C;
+        memset(pw, 0, (size_t)(2 * C) * 4);
+        for (int64_t i = block * step; i < SFT_MIN(rows, (block + 1) * step); i++) {
+            const float *xi = sft__widen(buf, x, i * C, C), *dyi = sft__widen(buf + C, dy, i * C, C), *s = (const float *)stat.data + (centred ? 2 * i : i);
+            float mean = centred ? *s++ : 0, rstd = *s, g1 = 0, g2 = 0;
+#pragma omp simd reduction(+ : g1, g2)
+            for (int64_t j = 0; j < C; j++) {
+                float u = (xi[j] - mean) * rstd;
+                pw[j] += dyi[j] * u, pb[j] += dyi[j];
+                g1 += dyi[j] * wf[j], g2 += dyi[j] * wf[j] * u;
+            }
+            g1 = centred ? g1 / (float)C : 0, g2 /= (float)C;
+            float *out = sft__place(buf + 2 * C, dx, i * C);
+            if (dres.data) {
+                const float *r = sft__widen(buf + 3 * C, dres, i * C, C);
+                for (int64_t j = 0; j < C; j++) out[j] = r[j] + rstd * (dyi[j] * wf[j] - g1 - (xi[j] - mean) * rstd * g2);
+            } else {
+                for (int64_t j = 0; j < C; j++) out[j] = rstd * (dyi[j] * wf[j] - g1 - (xi[j] - mean) * rstd * g2);
+            }
+            sft__round(dx, i * C, out, C);
+        }
+    }
+    for (int64_t block = 0; block < blocks; block++) {
+        const float *pw = work + 2 * block * C, *pb = pw + C;
+        for (int64_t j = 0; j < C; j++) ((float *)dw.data)[j] += pw[j];
+        if (db.data) for (int64_t j = 0; j < C; j++) ((float *)db.data)[j] += pb[j];
+    }
+}
+static void sft__layernorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat) {
+    sft__norm_backward(c, dx, dw, db, dres, dy, x, w, stat, true);
+}
+static void sft__rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat) {
+    sft__norm_backward(c, dx, dw, SFT_NONE, dres, dy, x, w, stat, false);
+}
+
+// [5.5] rotary positions -----------------------------------------------------------------------------------------
+/* Rotary embedding (Su et al. 2021): numbers j and j + D/2 of a head are a point that is turned by pos * inv[j], inv[j] =
+   theta^(-2j/D). Scalings stretch the slow turns of longer texts: linear (all by 1/factor), dynamic (theta grows with the
+   document), llama3 (by wavelength, a ramp between two bounds), yarn (Peng et al. 2023: the same by number of turns).
+   Frequencies are rounded to fp32, as in transformers: at position 8000 that rounding is worth 5e-4 in the angle. */
+static float sft__rope_frequencies(float *inv, const SftArch *a, int64_t length) {
+    double D = (double)a->D, f = a->rope_factor, theta = a->rope_theta;
+    if (a->rope == SFT_ROPE_DYNAMIC) {
+        double most = (double)a->P, L = SFT_MAX((double)length, most);
+        theta *= pow(f * L / most - (f - 1), D / (D - 2));
+    }
+    double low = 0, high = 0;
+    if (a->rope == SFT_ROPE_YARN) { // the numbers of a head that make beta turns within the original length
+        low = D * log(a->rope_original / (a->rope_beta_fast * 2 * M_PI)) / (2 * log(theta));
+        high = D * log(a->rope_original / (a->rope_beta_slow * 2 * M_PI)) / (2 * log(theta));
+        if (a->rope_truncate) low = floor(low), high = ceil(high);
+        low = SFT_MAX(low, 0), high = SFT_MIN(high, D - 1);
+        if (low == high) high += 0.001;
+    }
+    for (int64_t j = 0; j < a->D / 2; j++) {
+        double w = 1.0f / (float)pow(theta, (double)((float)(2 * j) / (float)a->D));
+        if (a->rope == SFT_ROPE_LINEAR) w /= f;
+        if (a->rope == SFT_ROPE_LLAMA3) {
+            double turns = a->rope_original * w / (2 * M_PI), s = (turns - a->rope_low) / (a->rope_high - a->rope_low);
+            w = s <= 0 ? w / f : s >= 1 ? w : (1 - s) * w / f + s * w;
+        }
+        if (a->rope == SFT_ROPE_YARN) {
+            double s = SFT_MIN(SFT_MAX(((double)j - low) / (high - low), 0), 1);
+            w = s * w / f + (1 - s) * w;
+        }
+        inv[j] = (float)w;
+    }
+    if (a->rope != SFT_ROPE_YARN) return 1;
+    return a->rope_attention > 0 ? (float)a->rope_attention : f > 1 ? (float)(0.1 * log(f) + 1) : 1;
+}
+
+static void sft__rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin, const int32_t *end) {
+    int64_t N = table.dim[0], half = a->D / 2;
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * half > 1024)
+    for (int64_t i0 = 0; i0 < N; i0 += 64) {
+        float inv[256], factor = 0;
+        int64_t length = -1;
+        for (int64_t i = i0; i < SFT_MIN(i0 + 64, N); i++) {
+            if (length < 0 || (a->rope == SFT_ROPE_DYNAMIC && length != end[i] - begin[i])) factor = sft__rope_frequencies(inv, a, end[i] - begin[i]);
+            length = end[i] - begin[i];
+            float *cosine = (float *)table.data + i * a->D, *sine = cosine + half;
+            for (int64_t j = 0; j < half; j++) {
+                float angle = (float)pos[i] * inv[j];
+                cosine[j] = cosf(angle) * factor, sine[j] = sinf(angle) * factor;
+            }
+        }
+    }
+}
+
+static void sft__rope(SftCtx *c, SftTensor x, SftTensor table, float sign) {
+    int64_t N = x.dim[0], H = x.dim[1], D = x.dim[2], half = D / 2;
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * H * D > SFT__SMALL)
+    for (int64_t i = 0; i < N; i++) for (int64_t h = 0; h < H; h++) {
+        float buf[256], *v = sft__place(buf, x, (i * H + h) * D);
+        const float *cosine = (const float *)table.data + i * D, *sine = cosine + half;
+        if (x.type != SFT_F32) sft_to_f32(v, sft__at(x, (i * H + h) * D), x.type, D);
+#pragma omp simd
+        for (int64_t j = 0; j < half; j++) {
+            float a = v[j], b = v[j + half], s = sign * sine[j];
+            v[j] = a * cosine[j] - b * s, v[j + half] = b * cosine[j] + a * s;
+        }
+        sft__round(x, (i * H + h) * D, v, D);
+    }
+}
+static void sft__rope_forward(SftCtx *c, SftTensor x, SftTensor table) { sft__rope(c, x, table, 1); }
+static void sft__rope_backward(SftCtx *c, SftTensor dx, SftTensor table) { sft__rope(c, dx, table, -1); }
+
+// [5.6] attention ------------------------------------------------------------------------------------------------
+/* softmax(scale q k^T) v without the T x T matrix (Milakov, Gimelshein 2018; Dao et al. 2022), on the register tile.
+   A task is a head and a block of queries. Its queries stand side by side in strips of NR lanes, keys run down the rows:
+   the scores of 64 keys are S[key][query] = k q^T. So the softmax over keys never crosses lanes (maximum, exponential,
+   sum and masks are vector code), and S already is the packed strip that the second product v^T S wants: nothing is
+   moved between the two. Outputs accumulate as O[d][query] and are turned round once, at the end.
+   Backward recomputes S from lse, twice: once per block of queries for dq, once per block of keys for dk and dv (7
+   products instead of 5). In return every output has one owner, and the order of its sum is fixed.
+     P = exp(scale s - lse);  dv = P^T dy;  dP = dy v^T;  dS = scale P (dP - delta), delta = dy . y;  dq = dS k;  dk = dS^T q
+   Rows that no lane of a strip may see are skipped in steps of MR: other documents cost nothing, the causal mask little. */
+enum { SFT__QUERIES = 128, SFT__KEYS = 64 / SFT__MR * SFT__MR };
+
+typedef struct { // what all tasks of one call share
+    SftTensor q, k, v, dy;
+    int64_t N, M, H, K, D, Dp; // Dp: D in whole rows of the register tile
+    const int32_t *begin, *end;
+    float scale;
+    int64_t window;
+} SftAttention;
+
+// Keys low .. high are seen by query i.
+static inline int64_t sft__key_high(const SftAttention *t, int64_t i) { return i + t->M - t->N; }
+static inline int64_t sft__key_low(const SftAttention *t, int64_t i) {
+    int64_t high = sft__key_high(t, i);
+    return t->window ? SFT_MAX(t->begin[i], high - t->window + 1) : t->begin[i];
+}
+
+// Head h of a tensor as an operand: rows are tokens, or (turned) numbers of the head.
+static inline SftMat sft__head(SftTensor t, int64_t h, bool turned) {
+    int64_t width = sft__width(t);
+    SftMat m = {sft__at(t, h * t.dim[2]), t.type, turned ? 1 : width, turned ? width : 1};
+    return m;
+}
+// n tokens from `first` on as strips of W tokens, D deep, or as strips of MR numbers of the head, n deep.
+static void sft__pack_lanes(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i += SFT__NR)
+        sft__pack(dst + i * t.dim[2], SFT__NR, sft__head(t, h, false), first + i, (int)SFT_MIN(SFT__NR, n - i), 0, t.dim[2], false);
+}
+static void sft__pack_tokens(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i += SFT__MR)
+        sft__pack(dst + i * t.dim[2], SFT__MR, sft__head(t, h, false), first + i, (int)SFT_MIN(SFT__MR, n - i), 0, t.dim[2], false);
+}
+static void sft__pack_turned(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
+    for (int64_t d = 0; d < t.dim[2]; d += SFT__MR)
+        sft__pack(dst + d * n, SFT__MR, sft__head(t, h, true), d, (int)SFT_MIN(SFT__MR, t.dim[2] - d), first, n, false);
+}
+
+// out[rows][NR] (+)= a b: a in strips of MR rows that are `strip` numbers long, b one strip, `depth` deep.
+static void sft__lanes(float *out, const float *a, int64_t strip, const float *b, int64_t rows, int64_t depth, bool add) {
+    for (int64_t r = 0; r < rows; r += SFT__MR) sft__tile(out + r * SFT__NR, a + r / SFT__MR * strip, b, depth, false, add);
+}
+
+// Writes lanes 0 .. n of o[D][NR] to tokens first .. first+n of head h.
+static void sft__unpack_lanes(SftTensor out, int64_t h, int64_t first, int64_t n, const float *o) {
+    int64_t D = out.dim[2];
+    float turned[SFT__NR * SFT__NR];
+    for (int64_t d = 0; d < D; d += SFT__NR) {
+        int64_t wide = SFT_MIN(SFT__NR, D - d);
+        sft__pack(turned, SFT__NR, (SftMat){o, SFT_F32, SFT__NR, 1}, d, (int)wide, 0, SFT__NR, false);
+        for (int64_t i = 0; i < n; i++) sft__round(out, (first + i) * sft__width(out) + h * D + d, turned + i * SFT__NR, wide);
+    }
+}
+
+typedef struct { // one strip of queries in forward: running maximum, sum, and the range of keys of each lane
+    float most[SFT__NR], sum[SFT__NR];
+    int32_t low[SFT__NR], high[SFT__NR];
+} SftSoftmax;
+
+// s[rows][NR], keys `key` and following: s = exp(scale s - maximum), the strip's sum and o[Dp][NR] follow the maximum.
+static void sft__softmax_step(float *s, int64_t rows, int64_t key, float scale, SftSoftmax *t, float *o, int64_t Dp) {
+    float most[SFT__NR], shrink[SFT__NR], sum[SFT__NR] = {0};
+    memcpy(most, t->most, sizeof most);
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = s + r * SFT__NR;
+        int32_t at = (int32_t)(key + r);
+        for (int j = 0; j < SFT__NR; j++) {
+            float x = (at >= t->low[j]) & (at <= t->high[j]) ? row[j] * scale : -INFINITY;
+            row[j] = x;
+            most[j] = x > most[j] ? x : most[j];
+        }
+    }
+    for (int j = 0; j < SFT__NR; j++) shrink[j] = sft_exp(t->most[j] - most[j]);
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = s + r * SFT__NR;
+        for (int j = 0; j < SFT__NR; j++) row[j] = sft_exp(row[j] - most[j]), sum[j] += row[j];
+    }
+    for (int j = 0; j < SFT__NR; j++) t->sum[j] = t->sum[j] * shrink[j] + sum[j], t->most[j] = most[j];
+    for (int64_t d = 0; d < Dp; d++)
+        for (int j = 0; j < SFT__NR; j++) o[d * SFT__NR + j] *= shrink[j];
+}
+
+static void sft__attend(const SftAttention *t, SftTensor y, SftTensor lse, int64_t h, int64_t q0, float *work) {
+    const int64_t n = SFT_MIN(SFT__QUERIES, t->N - q0), kh = h / (t->H / t->K), D = t->D;
+    float *q = work, *k = q + SFT__QUERIES * D, *v = k + SFT__KEYS * D, *s = v + SFT__KEYS * t->Dp, *o = s + SFT__KEYS * SFT__NR;
+    SftSoftmax strip[SFT__QUERIES / SFT__NR];
+    sft__pack_lanes(q, t->q, h, q0, n);
+    memset(o, 0, (size_t)(SFT__QUERIES * t->Dp) * 4);
+    for (int64_t i = 0; i < sft__round_up(n, SFT__NR); i++) {
+        SftSoftmax *x = &strip[i / SFT__NR];
+        const int lane = (int)(i % SFT__NR);
+        x->most[lane] = -1e30f, x->sum[lane] = 0; // finite: -INFINITY - -INFINITY would be NaN
+        x->low[lane] = i < n ? (int32_t)sft__key_low(t, q0 + i) : 1;
+        x->high[lane] = i < n ? (int32_t)sft__key_high(t, q0 + i) : 0;
+    }
+    const int64_t last = sft__key_high(t, q0 + n - 1) + 1;
+    for (int64_t k0 = sft__key_low(t, q0); k0 < last; k0 += SFT__KEYS) {
+        const int64_t nk = SFT_MIN(SFT__KEYS, last - k0);
+        sft__pack_tokens(k, t->k, kh, k0, nk);
+        sft__pack_turned(v, t->v, kh, k0, nk);
+        for (int64_t i = 0; i < n; i += SFT__NR) {
+            SftSoftmax *x = &strip[i / SFT__NR];
+            int64_t a = SFT_MAX(x->low[0] - k0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(sft__key_high(t, q0 + SFT_MIN(i + SFT__NR, n) - 1) + 1 - k0, nk);
+            if (a >= b) continue;
+            sft__lanes(s, k + a * D, SFT__MR * D, q + i * D, b - a, D, false);
+            sft__softmax_step(s, b - a, k0 + a, t->scale, x, o + i * t->Dp, t->Dp);
+            sft__lanes(o + i * t->Dp, v + a * SFT__MR, SFT__MR * nk, s, t->Dp, b - a, true);
+        }
+    }
+    for (int64_t i = 0; i < n; i += SFT__NR) {
+        const SftSoftmax *x = &strip[i / SFT__NR];
+        float inverse[SFT__NR], *oi = o + i * t->Dp;
+        for (int j = 0; j < SFT__NR; j++) inverse[j] = x->sum[j] > 0 ? 1.0f / x->sum[j] : x->sum[j] == 0 ? 0 : x->sum[j];
+        for (int64_t d = 0; d < D; d++)
+            for (int j = 0; j < SFT__NR; j++) oi[d * SFT__NR + j] *= inverse[j];
+        for (int64_t j = 0; j < SFT_MIN(SFT__NR, n - i); j++) ((float *)lse.data)[(q0 + i + j) * t->H + h] = x->most[j] + logf(x->sum[j]);
+        sft__unpack_lanes(y, h, q0 + i, SFT_MIN(SFT__NR, n - i), oi);
+    }
+}
+
+// Floats of a thread's workspace: `lanes` strips [D][128], `sums` accumulators [Dp][128], the rest tiles of 64 keys.
+static int64_t sft__attention_work(int64_t D, int lanes, int sums, int tiles) {
+    int64_t Dp = sft__round_up(D, SFT__MR);
+    return sft__round_up(SFT__QUERIES * (lanes * D + sums * Dp) + tiles * SFT__KEYS * Dp + 2 * SFT__KEYS * SFT__NR + 2 * SFT__KEYS, 16);
+}
+
+static void sft__attention_forward(SftCtx *c, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v, const int32_t *begin, float scale, int64_t window) {
+    const int64_t each = sft__attention_work(q.dim[2], 1, 1, 2);
+    size_t mark = c->work->used;
+    float *work = (float *)sft_take(c->work, (size_t)(each * sft__threads()) * 4);
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+    const SftAttention t = {q, k, v, SFT_NONE, q.dim[0], k.dim[0], q.dim[1], k.dim[1], q.dim[2], sft__round_up(q.dim[2], SFT__MR), begin, NULL, scale, window};
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int64_t i = 0; i < t.N; i += SFT__QUERIES)
+        for (int64_t h = 0; h < t.H; h++) sft__attend(&t, y, lse, h, i, work + each * sft__thread());
+}
+
+// dq of a block of queries: lanes are queries, rows are keys.
+static void sft__attend_dq(const SftAttention *t, SftTensor dq, const float *lse, const float *delta, int64_t h, int64_t q0, float *work) {
+    const int64_t n = SFT_MIN(SFT__QUERIES, t->N - q0), kh = h / (t->H / t->K), D = t->D, last = q0 + n;
+    float *q = work, *dy = q + SFT__QUERIES * D, *o = dy + SFT__QUERIES * D, *k = o + SFT__QUERIES * t->Dp;
+    float *v = k + SFT__KEYS * D, *kt = v + SFT__KEYS * D, *s = kt + SFT__KEYS * t->Dp, *dp = s + SFT__KEYS * SFT__NR;
+    sft__pack_lanes(q, t->q, h, q0, n);
+    sft__pack_lanes(dy, t->dy, h, q0, n);
+    memset(o, 0, (size_t)(SFT__QUERIES * t->Dp) * 4);
+    for (int64_t k0 = sft__key_low(t, q0); k0 < last; k0 += SFT__KEYS) {
+        const int64_t nk = SFT_MIN(SFT__KEYS, last - k0);
+        sft__pack_tokens(k, t->k, kh, k0, nk);
+        sft__pack_tokens(v, t->v, kh, k0, nk);
+        sft__pack_turned(kt, t->k, kh, k0, nk);
+        for (int64_t i = 0; i < n; i += SFT__NR) {
+            const int64_t lanes = SFT_MIN(SFT__NR, n - i);
+            int64_t a = SFT_MAX(sft__key_low(t, q0 + i) - k0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(q0 + i + lanes - k0, nk);
+            if (a >= b) continue;
+            float L[SFT__NR] = {0}, delta_of[SFT__NR] = {0};
+            int32_t low[SFT__NR], high[SFT__NR];
+            for (int64_t j = 0; j < SFT__NR; j++) {
+                const int64_t at = (q0 + i + j) * t->H + h;
+                low[j] = 1, high[j] = 0;
+                if (j < lanes) L[j] = lse[at], delta_of[j] = delta[at], low[j] = (int32_t)sft__key_low(t, q0 + i + j), high[j] = (int32_t)(q0 + i + j);
+            }
+            sft__lanes(s, k + a * D, SFT__MR * D, q + i * D, b - a, D, false);
+            sft__lanes(dp, v + a * D, SFT__MR * D, dy + i * D, b - a, D, false);
+            for (int64_t r = 0; r < b - a; r++) {
+                float *sr = s + r * SFT__NR, *dr = dp + r * SFT__NR;
+                int32_t at = (int32_t)(k0 + a + r);
+                for (int j = 0; j < SFT__NR; j++) {
+                    float p = (at >= low[j]) & (at <= high[j]) ? sr[j] * t->scale - L[j] : -INFINITY;
+                    sr[j] = sft_exp(p) * (dr[j] - delta_of[j]) * t->scale;
+                }
+            }
+            sft__lanes(o + i * t->Dp, kt + a * SFT__MR, SFT__MR * nk, s, t->Dp, b - a, true);
+        }
+    }
+    for (int64_t i = 0; i < n; i += SFT__NR) sft__unpack_lanes(dq, h, q0 + i, SFT_MIN(SFT__NR, n - i), o + i * t->Dp);
+}
+
+// dk, dv of a block of keys: lanes are keys, rows are the queries of every head that shares the key head.
+static void sft__attend_dkv(const SftAttention *t, SftTensor dk, SftTensor dv, const float *lse, const float *delta, int64_t kh, int64_t k0, float *work) {
+    const int64_t n = SFT_MIN(SFT__QUERIES, t->N - k0), group = t->H / t->K, D = t->D;
+    float *k = work, *v = k + SFT__QUERIES * D, *ok = v + SFT__QUERIES * D, *ov = ok + SFT__QUERIES * t->Dp, *q = ov + SFT__QUERIES * t->Dp;
+    float *dy = q + SFT__KEYS * D, *qt = dy + SFT__KEYS * D, *dyt = qt + SFT__KEYS * t->Dp, *s = dyt + SFT__KEYS * t->Dp, *dp = s + SFT__KEYS * SFT__NR;
+    sft__pack_lanes(k, t->k, kh, k0, n);
+    sft__pack_lanes(v, t->v, kh, k0, n);
+    memset(ok, 0, (size_t)(2 * SFT__QUERIES * t->Dp) * 4);
+    const int64_t last = t->window ? SFT_MIN(t->end[k0 + n - 1], k0 + n - 1 + t->window) : t->end[k0 + n - 1];
+    for (int64_t h = kh * group; h < (kh + 1) * group; h++)
+        for (int64_t q0 = k0; q0 < last; q0 += SFT__KEYS) {
+            const int64_t nq = SFT_MIN(SFT__KEYS, last - q0);
+            sft__pack_tokens(q, t->q, h, q0, nq);
+            sft__pack_tokens(dy, t->dy, h, q0, nq);
+            sft__pack_turned(qt, t->q, h, q0, nq);
+            sft__pack_turned(dyt, t->dy, h, q0, nq);
+            for (int64_t i = 0; i < n; i += SFT__NR) {
+                const int64_t key = k0 + i, final = key + SFT_MIN(SFT__NR, n - i) - 1; // the strip's keys
+                const int64_t seen = t->window ? SFT_MIN(t->end[final], final + t->window) : t->end[final];
+                int64_t a = SFT_MAX(key - q0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(seen - q0, nq);
+                if (a >= b) continue;
+                sft__lanes(s, q + a * D, SFT__MR * D, k + i * D, b - a, D, false);
+                sft__lanes(dp, dy + a * D, SFT__MR * D, v + i * D, b - a, D, false);
+                for (int64_t r = 0; r < b - a; r++) {
+                    const int64_t at = q0 + a + r;
+                    const float L = lse[at * t->H + h], delta_of = delta[at * t->H + h];
+                    const int32_t low = (int32_t)(sft__key_low(t, at) - key), high = (int32_t)(at - key);
+                    float *sr = s + r * SFT__NR, *dr = dp + r * SFT__NR;
+                    for (int32_t j = 0; j < SFT__NR; j++) {
+                        float p = sft_exp((j >= low) & (j <= high) ? sr[j] * t->scale - L : -INFINITY);
+                        sr[j] = p, dr[j] = p * (dr[j] - delta_of) * t->scale;
+                    }
+                }
+                sft__lanes(ov + i * t->Dp, dyt + a * SFT__MR, SFT__MR * nq, s, t->Dp, b - a, true);
+                sft__lanes(ok + i * t->Dp, qt + a * SFT__MR, SFT__MR * nq, dp, t->Dp, b - a, true);
+            }
+        }
+    for (int64_t i = 0; i < n; i += SFT__NR) {
+        sft__unpack_lanes(dk, kh, k0 + i, SFT_MIN(SFT__NR, n - i), ok + i * t->Dp);
+        sft__unpack_lanes(dv, kh, k0 + i, SFT_MIN(SFT__NR, n - i), ov + i * t->Dp);
+    }
+}
+
+static void sft__attention_backward(SftCtx *c, SftTensor dq, SftTensor dk, SftTensor dv, SftTensor dy, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v,
+                                    const int32_t *begin, const int32_t *end, float scale, int64_t window) {
+    const int64_t each = sft__attention_work(q.dim[2], 2, 2, 4), N = q.dim[0], H = q.dim[1], K = k.dim[1], D = q.dim[2];
+    size_t mark = c->work->used;
+    float *delta = (float *)sft_take(c->work, (size_t)(N * H) * 4), *work = (float *)sft_take(c->work, (size_t)(each * sft__threads()) * 4);
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+    const SftAttention t = {q, k, v, dy, N, N, H, K, D, sft__round_up(D, SFT__MR), begin, end, scale, window};
+    const float *L = (const float *)lse.data;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < N * H; i++) {
+            float a[256], b[256];
+            delta[i] = sft__dot(sft__widen(a, dy, i * D, D), sft__widen(b, y, i * D, D), D);
+        }
+#pragma omp for collapse(2) schedule(dynamic) nowait
+        for (int64_t i = 0; i < N; i += SFT__QUERIES)
+            for (int64_t h = 0; h < H; h++) sft__attend_dq(&t, dq, L, delta, h, i, work + each * sft__thread());
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t i = 0; i < N; i += SFT__QUERIES)
+            for (int64_t h = 0; h < K; h++) sft__attend_dkv(&t, dk, dv, L, delta, h, i, work + each * sft__thread());
+    }
+}
+
+// [5.7] SwiGLU, loss, optimizer ----------------------------------------------------------------------------------
+static void sft__swiglu_forward(SftCtx *c, SftTensor y, SftTensor gate, SftTensor up) {
+    int64_t size = sft_size(y);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t at = 0; at < size; at += SFT__BLOCK) {
+        int64_t n = SFT_MIN(SFT__BLOCK, size - at);
+        float a[SFT__BLOCK], b[SFT__BLOCK], o[SFT__BLOCK], *out = sft__place(o, y, at);
+        const float *g = sft__widen(a, gate, at, n), *u = sft__widen(b, up, at, n);
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) out[j] = sft_silu(g[j]) * u[j];
+        sft__round(y, at, out, n);
+    }
+}
+
+static void sft__swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, SftTensor gate, SftTensor up) {
+    int64_t size = sft_size(dy);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t at = 0; at < size; at += SFT__BLOCK) {
+        int64_t n = SFT_MIN(SFT__BLOCK, size - at);
+        float b0[SFT__BLOCK], b1[SFT__BLOCK], b2[SFT__BLOCK], b3[SFT__BLOCK], b4[SFT__BLOCK];
+        const float *d = sft__widen(b0, dy, at, n), *g = sft__widen(b1, gate, at, n), *u = sft__widen(b2, up, at, n);
+        float *dg = sft__place(b3, dgate, at), *du = sft__place(b4, dup, at);
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) {
+            float gj = g[j], uj = u[j];
+            dg[j] = d[j] * uj * sft_silu_grad(gj), du[j] = d[j] * sft_silu(gj);
+        }
+        sft__round(dgate, at, dg, n), sft__round(dup, at, du, n);
+    }
+}
+
+// Two passes over a row: maximum and sum of exponentials (rescaled when the maximum grows), then loss and gradient.
+static void sft__cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V, float scale) {
+    int64_t N = logits.dim[0], Vp = sft__width(logits);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(dynamic) if (N * Vp > SFT__SMALL)
+    for (int64_t i = 0; i < N; i++) {
+        float buf[SFT__PIECE], most = -1e30f, *out = (float *)loss.data + i;
+        double sum = 0;
+        if (target[i] < 0) {
+            *out = 0;
+            if (scale != 0) memset(sft__at(logits, i * Vp), 0, (size_t)Vp * sft_type_size(logits.type));
+            continue;
+        }
+        for (int64_t j = 0; j < V; j += SFT__PIECE) {
+            int64_t n = SFT_MIN(SFT__PIECE, V - j);
+            const float *x = sft__widen(buf, logits, i * Vp + j, n);
+            float m = most, s = 0;
+#pragma omp simd reduction(max : m)
+            for (int64_t k = 0; k < n; k++) m = x[k] > m ? x[k] : m;
+#pragma omp simd reduction(+ : s)
+            for (int64_t k = 0; k < n; k++) s += sft_exp(x[k] - m);
+            sum = sum * exp((double)most - m) + s, most = m;
+        }
+        float x, lse = most + (float)log(sum);
+        *out = lse - *sft__widen(&x, logits, i * Vp + target[i], 1);
+        if (scale == 0) continue;
+        for (int64_t j = 0; j < Vp; j += SFT__PIECE) {
+            int64_t n = SFT_MIN(SFT__PIECE, Vp - j), inside = SFT_MIN(SFT_MAX(V - j, 0), n);
+            float *d = sft__place(buf, logits, i * Vp + j);
+            const float *l = sft__widen(buf, logits, i * Vp + j, n);
+            for (int64_t k = 0; k < inside; k++) d[k] = sft_exp(l[k] - lse) * scale;
+            for (int64_t k = inside; k < n; k++) d[k] = 0;
+            if (target[i] >= j && target[i] < j + n) d[target[i] - j] -= scale;
+            sft__round(logits, i * Vp + j, d, n);
+        }
+    }
+}
+
+static void sft__sums(SftCtx *c, double *sum, SftTensor x) {
+    const int64_t size = sft_size(x), block = 1 << 16, blocks = (size + block - 1) / block;
+    size_t mark = c->work->used;
+    double *part = (double *)sft_take(c->work, (size_t)blocks * 2 * sizeof(double));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t b = 0; b < blocks; b++) {
+        double s = 0, square = 0;
+        for (int64_t at = b * block; at < SFT_MIN(size, (b + 1) * block); at += SFT__BLOCK) {
+            int64_t n = SFT_MIN(SFT__BLOCK, size - at);
+            float buf[SFT__BLOCK];
+            const float *v = sft__widen(buf, x, at, n);
+#pragma omp simd reduction(+ : s, square)
+            for (int64_t j = 0; j < n; j++) s += (double)v[j], square += (double)v[j] * v[j];
+        }
+        part[2 * b] = s, part[2 * b + 1] = square;
+    }
+    for (int64_t b = 0; b < blocks; b++) sum[0] += part[2 * b], sum[1] += part[2 * b + 1];
+}
+
+static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad, const float *factor, SftAdam adam) {
+    int64_t size = sft_size(master);
+    if (sft_planning(c)) return;
+    const float f = *factor;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t at = 0; at < size; at += SFT__BLOCK) {
+        int64_t n = SFT_MIN(SFT__BLOCK, size - at);
+        float *w = (float *)master.data + at, *mi = (float *)m.data + at, *vi = (float *)v.data + at;
+        const float *g = (const float *)grad.data + at;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) sft_adamw(w + j, mi + j, vi + j, g[j] * f, adam);
+        if (weights.data) sft_from_f32(sft__at(weights, at), weights.type, w, n);
+    }
+}
+
+const SftOps sft_cpu = {
+    .name = "cpu",
+#define X(op, args) .op = sft__##op,
+    SFT_OPS(X)
+#undef X
+};
 
 #endif // SFT__BODIES
 #endif // SFT_IMPLEMENTATION
