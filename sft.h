@@ -47,6 +47,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <strings.h>
 
 #ifdef __cplusplus
@@ -225,7 +226,7 @@ X(INT,  gradient_accumulation_steps, 1,      1, 1<<20, NULL, "micro-batches per 
 X(REAL, num_train_epochs,     3,             0, 1e6, NULL, "passes over the data") \
 X(INT,  max_steps,            -1,           -1, 1LL<<40, NULL, "optimizer steps; overrides num_train_epochs when positive") \
 X(REAL, learning_rate,        2e-5,          0, 10, NULL, "peak learning rate") \
-X(STR,  lr_scheduler_type,    "linear",      0, 0, "linear|cosine|cosine_with_restarts|cosine_with_min_lr|polynomial|constant|constant_with_warmup|inverse_sqrt|warmup_stable_decay|reduce_lr_on_plateau|WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", "learning-rate schedule of Hugging Face or (capital letters) of DeepSpeed") \
+X(STR,  lr_scheduler_type,    "linear",      0, 0, "linear|cosine|cosine_with_restarts|cosine_with_min_lr|polynomial|constant|constant_with_warmup|inverse_sqrt|cosine_warmup_with_min_lr|warmup_stable_decay|WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", "learning-rate schedule of Hugging Face or (capital letters) of DeepSpeed") \
 X(JSON, lr_scheduler_kwargs,  NULL,          0, 0, "object", "the schedule's own parameters, e.g. {\"num_cycles\": 2}") \
 X(INT,  warmup_steps,         0,             0, 1LL<<40, NULL, "steps of rising learning rate") \
 X(REAL, warmup_ratio,         0,             0, 1, NULL, "the same as a share of all steps; warmup_steps wins") \
@@ -255,6 +256,7 @@ X(INT,  save_total_limit,     0,             0, 1<<20, NULL, "keep this many che
 X(INT,  eval_steps,           0,             0, 1LL<<40, NULL, "steps between evaluations; 0: at the end only") \
 X(STR,  eval_strategy,        "steps",       0, 0, "steps|epoch|no", "evaluate every eval_steps, after every epoch (both: at the end too), or never") \
 X(BOOL, eval_on_start,        false,         0, 0, NULL, "evaluate before the first step too") \
+X(BOOL, eval_exact_match,     false,         0, 0, NULL, "an evaluation also answers every validation sample and counts the answers that are right word for word") \
 X(JSON, evaluation_inputs,    NULL,          0, 0, "string|list", "prompts that are answered before, during and after training") \
 X(INT,  evaluation_freq,      0,             0, 1LL<<40, NULL, "steps between those answers; 0: before and after only") \
 SFT_SECTION(X, "Generation") \
@@ -290,6 +292,7 @@ typedef struct {
     char **args;         // what is neither an option nor the run file: a model folder, a prompt
     int nargs;
     char *file_name; // the run file, NULL without one
+    bool quickstart; // it is the embedded default
     SftType type;    // of the computation: fp32, or what fp16 and bf16 ask for
 } SftConfig;
 
@@ -769,11 +772,32 @@ void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, in
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
    ================================================================================================================ */
+/* The record of a run is output_dir/log.jsonl: one JSON object per line, each written at once, so that a killed run
+   loses at most the line it was writing. Beside it, for the person: a line per logging_steps on standard output (on
+   standard error with --json) and a bar on a terminal. A write that fails (disk full) ends the run with SFT_BROKEN. */
 typedef struct SftRecord SftRecord;
-SftRecord *sft_record_open(const SftConfig *config, int64_t resume_step); // cuts output_dir/log.jsonl back, then appends
-void sft_record_event(SftRecord *r, struct json_t *line);                 // one line of log.jsonl; takes the reference
+typedef struct {                   // an optimizer step, over all its micro-batches and ranks
+    SftStep update;                // norm before clipping, learning rate, clipped, skipped
+    int64_t step, total;           // steps done, steps of the run
+    int64_t tokens, trained_tokens;
+    double epoch, loss, seconds;   // loss: mean over trained_tokens
+    double loss_scale;             // shown and logged with fp16 only
+    double comm_seconds, mfu;      // waiting for other ranks; share of the machine's peak. 0: left out
+} SftStepLine;
+// Fresh (resume_step 0): a new log that begins with the configuration. Otherwise the old one is cut back to the lines of
+// steps <= resume_step and goes on.
+SftRecord *sft_record_open(const SftConfig *config, int64_t resume_step);
+void sft_record_event(SftRecord *r, struct json_t *line); // any line of log.jsonl; takes the reference
+void sft_record_step(SftRecord *r, const SftStepLine *line);
+// Token-weighted validation loss; exact: share of answers that are right word for word, NAN where nobody asked.
+void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact);
+void sft_record_sample(SftRecord *r, int64_t step, struct json_t *prompt, const char *answer);
+// The last line: totals since the run began or was resumed, plan and peaks of memory. NAN where there was no evaluation.
+void sft_record_summary(SftRecord *r, const SftModel *m, double eval_loss_before, double eval_loss_after);
 void sft_record_close(SftRecord *r);
-void sft_progress(const char *what, double done, double total);           // a live bar on a terminal, nothing elsewhere
+void sft_progress(const char *what, double done, double total); // a live bar on a terminal, nothing elsewhere; done == total removes it
+struct json_t *sft_json_real(double x);                         // null for what JSON cannot say: NaN and infinities
+int64_t sft_peak_rss(void);                                     // bytes of memory this process had resident at most
 
 #ifdef __cplusplus
 }
@@ -790,6 +814,7 @@ void sft_progress(const char *what, double done, double total);           // a l
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -1185,31 +1210,31 @@ typedef struct { // what is being read, to say where something stands
 } SftParse;
 typedef char SftWhere[512];
 
-static const char *sft__key(const SftOption *o) { return strcmp(o->name, "template_") ? o->name : "template"; }
+static const char *sft__option_name(const SftOption *o) { return strcmp(o->name, "template_") ? o->name : "template"; }
 
-static bool sft__among(const char *words, const char *word) { // is `word` one of "a|b|c"?
+static bool sft__option_among(const char *words, const char *word) { // is `word` one of "a|b|c"?
     size_t n = strlen(word);
     for (const char *p = words; p && n; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
         if (!strncmp(p, word, n) && (p[n] == '|' || !p[n])) return true;
     return false;
 }
 
-static const SftOption *sft__find(const char *key) {
+static const SftOption *sft__option_find(const char *key) {
     for (int i = 0; i < SFT_COUNT(sft__option); i++)
-        if (sft__option[i].kind != SFT__TITLE && !strcmp(sft__key(&sft__option[i]), key)) return &sft__option[i];
+        if (sft__option[i].kind != SFT__TITLE && !strcmp(sft__option_name(&sft__option[i]), key)) return &sft__option[i];
     return NULL;
 }
 
-static const SftOther *sft__find_other(const char *path) {
+static const SftOther *sft__option_other(const char *path) {
     for (int i = 0; i < SFT_COUNT(sft__other); i++) {
         size_t n = strlen(sft__other[i].prefix);
-        if (!strncmp(path, sft__other[i].prefix, n) && sft__among(sft__other[i].names, path + n)) return &sft__other[i];
+        if (!strncmp(path, sft__other[i].prefix, n) && sft__option_among(sft__other[i].names, path + n)) return &sft__other[i];
     }
     return NULL;
 }
 
 // Letters to insert, delete or change to get from a to b (Levenshtein 1966), row by row.
-static int sft__distance(const char *a, const char *b) {
+static int sft__edit_distance(const char *a, const char *b) {
     int row[65], n = (int)strlen(b);
     if (n > 64 || strlen(a) > 64) return 99;
     for (int j = 0; j <= n; j++) row[j] = j;
@@ -1225,32 +1250,32 @@ static int sft__distance(const char *a, const char *b) {
     return row[n];
 }
 
-static void sft__nearer(char best[64], int *least, const char *key, const char *words) {
+static void sft__option_nearer(char best[64], int *least, const char *key, const char *words) {
     for (const char *p = words; *p;) {
         char word[64];
         int n = (int)strcspn(p, "|");
         snprintf(word, sizeof word, "%.*s", n, p);
-        int d = sft__distance(key, word);
+        int d = sft__edit_distance(key, word);
         if (d < *least) *least = d, strcpy(best, word);
         p += n + (p[n] == '|');
     }
 }
 
-SFT_NORETURN static void sft__unknown(const char *where, const char *prefix, const char *key) {
+SFT_NORETURN static void sft__option_unknown(const char *where, const char *prefix, const char *key) {
     char best[64] = "";
     int least = 2 + (int)strlen(key) / 3; // more changes than that are another word
     if (!*prefix)
         for (int i = 0; i < SFT_COUNT(sft__option); i++)
-            if (sft__option[i].kind != SFT__TITLE) sft__nearer(best, &least, key, sft__key(&sft__option[i]));
+            if (sft__option[i].kind != SFT__TITLE) sft__option_nearer(best, &least, key, sft__option_name(&sft__option[i]));
     for (int i = 0; i < SFT_COUNT(sft__other); i++)
-        if (!strcmp(sft__other[i].prefix, prefix)) sft__nearer(best, &least, key, sft__other[i].names);
+        if (!strcmp(sft__other[i].prefix, prefix)) sft__option_nearer(best, &least, key, sft__other[i].names);
     if (*best) sft_die(SFT_BAD_INPUT, "%s is not an option; the nearest is %s", where, best);
     sft_die(SFT_BAD_INPUT, "%s is not an option; see train_gpt2 help", where);
 }
 
 /* Where "a.b.c" stands in a JSON text that is known to be well-formed: a string at the right depth with a colon behind
    it. jansson keeps no positions. Returns false when the key is spelt with escapes. */
-static bool sft__find_line(const char *text, const char *path, int *line, int *column) {
+static bool sft__json_line(const char *text, const char *path, int *line, int *column) {
     int depth = 0, level = 0; // level: how many parts of the path have been entered
     const char *bol = text;
     *line = 1;
@@ -1273,31 +1298,31 @@ static bool sft__find_line(const char *text, const char *path, int *line, int *c
 }
 
 // "run.json, line 3, column 5: key" or "--key"
-static const char *sft__where(const SftParse *p, SftWhere out, const char *path) {
+static const char *sft__option_where(const SftParse *p, SftWhere out, const char *path) {
     int line, column;
     if (!p->file) return snprintf(out, sizeof(SftWhere), "--%.400s", path), out;
     path += strlen(path) > p->skip ? p->skip : 0;
-    if (p->text && sft__find_line(p->text, path, &line, &column))
+    if (p->text && sft__json_line(p->text, path, &line, &column))
         snprintf(out, sizeof(SftWhere), "%.200s, line %d, column %d: %.200s", p->file, line, column, path);
     else snprintf(out, sizeof(SftWhere), "%.200s: %.200s", p->file, path);
     return out;
 }
 
-static const char *sft__type(const json_t *v) {
+static const char *sft__json_type(const json_t *v) {
     static const char *const names[] = {"object", "list", "string", "number", "number", "boolean", "boolean", "null"};
     return names[json_typeof(v)];
 }
 
 // The value as text: strings without their quotes when `plain`.
-static void sft__text(char out[80], const json_t *v, bool plain) {
+static void sft__json_text(char out[80], const json_t *v, bool plain) {
     char *s = plain && json_is_string(v) ? strdup(json_string_value(v)) : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
     snprintf(out, 80, strlen(s ? s : "") > 70 ? "%.70s..." : "%s", s ? s : "?");
     free(s);
 }
 
-SFT_NORETURN static void sft__wrong(const char *where, const SftOption *o, const json_t *v, const char *expected) {
+SFT_NORETURN static void sft__option_wrong(const char *where, const SftOption *o, const json_t *v, const char *expected) {
     char got[80];
-    sft__text(got, v, false);
+    sft__json_text(got, v, false);
     const char *hint = json_is_null(v)                                   ? "; leave the key out for the default"
                        : json_is_string(v) && !strcmp(got, "\"auto\"")   ? "; only DeepSpeed's JSON has \"auto\""
                        : json_is_string(v) && o->kind != SFT__JSON && *where != '-' ? "; write it without quotes"
@@ -1306,7 +1331,7 @@ SFT_NORETURN static void sft__wrong(const char *where, const SftOption *o, const
 }
 
 // Puts a checked value in its place (`base`: an SftConfig; any place for an option with offset 0).
-static void sft__set(void *base, const SftOption *o, const json_t *v, const char *where) {
+static void sft__option_set(void *base, const SftOption *o, const json_t *v, const char *where) {
     void *at = (char *)base + o->offset;
     char expected[640];
     double x = json_number_value(v);
@@ -1315,11 +1340,11 @@ static void sft__set(void *base, const SftOption *o, const json_t *v, const char
         const char *kind = o->kind == SFT__INT ? "a whole number" : "a number";
         if (o->high >= 1e9) snprintf(expected, sizeof expected, "%s, at least %g", kind, o->low);
         else snprintf(expected, sizeof expected, "%s from %.9g to %.9g", kind, o->low, o->high);
-        if (!number || !(x >= o->low && x <= o->high) || (o->kind == SFT__INT && x != floor(x))) sft__wrong(where, o, v, expected);
+        if (!number || !(x >= o->low && x <= o->high) || (o->kind == SFT__INT && x != floor(x))) sft__option_wrong(where, o, v, expected);
         if (o->kind == SFT__REAL) *(double *)at = x;
         else *(int64_t *)at = json_is_integer(v) ? (int64_t)json_integer_value(v) : (int64_t)x;
     } else if (o->kind == SFT__BOOL) {
-        if (!json_is_boolean(v)) sft__wrong(where, o, v, "true or false");
+        if (!json_is_boolean(v)) sft__option_wrong(where, o, v, "true or false");
         *(bool *)at = json_is_true(v);
     } else {
         bool json = o->kind == SFT__JSON;
@@ -1327,14 +1352,14 @@ static void sft__set(void *base, const SftOption *o, const json_t *v, const char
         if (!json && !o->words) snprintf(expected, sizeof expected, "a string");
         else snprintf(expected, sizeof expected, "%s%s", json ? "of type " : "one of ", o->words);
         for (char *c = expected; *c; c++) *c = *c == '|' ? (json ? '/' : ' ') : *c;
-        if (!null && (json ? !sft__among(o->words, sft__type(v)) : !s || (o->words && !sft__among(o->words, s))))
-            sft__wrong(where, o, v, expected);
+        if (!null && (json ? !sft__option_among(o->words, sft__json_type(v)) : !s || (o->words && !sft__option_among(o->words, s))))
+            sft__option_wrong(where, o, v, expected);
         if (json) json_decref(*(json_t **)at), *(json_t **)at = null ? NULL : json_incref((json_t *)v);
         else free(*(char **)at), *(char **)at = null ? NULL : strdup(s);
     }
 }
 
-static json_t *sft__get(const SftConfig *c, const SftOption *o) { // a new reference
+static json_t *sft__option_get(const SftConfig *c, const SftOption *o) { // a new reference
     const void *at = (const char *)c + o->offset;
     switch (o->kind) {
     case SFT__INT: return json_integer(*(const int64_t *)at);
@@ -1346,7 +1371,7 @@ static json_t *sft__get(const SftConfig *c, const SftOption *o) { // a new refer
 }
 
 // The keys of an fp16 object, each as an option of its own.
-static void sft__check_scaler(const SftParse *p, const char *path, const json_t *fp16) {
+static void sft__config_scaler(const SftParse *p, const char *path, const json_t *fp16) {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)fp16, key, v) {
@@ -1355,15 +1380,15 @@ static void sft__check_scaler(const SftParse *p, const char *path, const json_t 
         union { double real; int64_t integer; bool boolean; } place;
         const SftOption *o = NULL;
         snprintf(full, sizeof full, "%s.%.200s", path, key);
-        sft__where(p, where, full);
+        sft__option_where(p, where, full);
         char best[64] = "";
         int least = 99;
         for (int i = 0; i < SFT_COUNT(sft__scaler_option); i++) {
-            sft__nearer(best, &least, key, sft__scaler_option[i].name);
+            sft__option_nearer(best, &least, key, sft__scaler_option[i].name);
             if (!strcmp(sft__scaler_option[i].name, key)) o = &sft__scaler_option[i];
         }
         if (!o) sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", where, best);
-        sft__set(&place, o, v, where);
+        sft__option_set(&place, o, v, where);
         if (json_is_true(v) && (!strcmp(key, "auto_cast") || !strcmp(key, "fp16_master_weights_and_grads")))
             sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", where);
     }
@@ -1375,13 +1400,13 @@ static void sft__check_scaler(const SftParse *p, const char *path, const json_t 
 
 /* DeepSpeed's value of an option. "auto" takes the run's. A value stands unless the run says otherwise itself: then
    both are kept for one message that lists every such pair. */
-static void sft__take_deepspeed(SftParse *p, const SftOption *o, const json_t *v, const char *where, const char *path) {
+static void sft__config_theirs(SftParse *p, const SftOption *o, const json_t *v, const char *where, const char *path) {
     SftConfig *c = p->config, theirs;
-    const char *name = sft__key(o);
+    const char *name = sft__option_name(o);
     json_t *value = json_incref((json_t *)v), *enabled = json_object_get(v, "enabled");
     if (json_is_string(v) && !strcmp(json_string_value(v), "auto")) goto done;
     if (!strcmp(name, "fp16")) { // an object that may be off
-        if (!json_is_object(v)) sft__wrong(where, o, v, "an object");
+        if (!json_is_object(v)) sft__option_wrong(where, o, v, "an object");
         bool follow = enabled && json_is_string(enabled) && !strcmp(json_string_value(enabled), "auto");
         json_decref(value);
         value = follow ? json_boolean(c->fp16) : enabled ? json_incref(enabled) : json_false();
@@ -1392,8 +1417,8 @@ static void sft__take_deepspeed(SftParse *p, const SftOption *o, const json_t *v
         void *next;
         json_object_foreach_safe(keys, next, key, item) // "auto" leaves DeepSpeed's own default
             if (json_is_string(item) && !strcmp(json_string_value(item), "auto")) json_object_del(keys, key);
-        sft__check_scaler(p, path, keys);
-        if (!json_is_boolean(value)) sft__wrong(where, o, value, "switched by \"enabled\": true, false or \"auto\"");
+        sft__config_scaler(p, path, keys);
+        if (!json_is_boolean(value)) sft__option_wrong(where, o, value, "switched by \"enabled\": true, false or \"auto\"");
         if (json_is_true(value)) json_decref(value), value = json_incref(keys);
         json_decref(keys);
         if (json_is_false(value) && !c->fp16) goto done;
@@ -1410,15 +1435,15 @@ static void sft__take_deepspeed(SftParse *p, const SftOption *o, const json_t *v
         }
     }
     memset(&theirs, 0, sizeof theirs);
-    sft__set(&theirs, o, value, where);
-    json_t *mine = sft__get(c, o), *other = sft__get(&theirs, o);
+    sft__option_set(&theirs, o, value, where);
+    json_t *mine = sft__option_get(c, o), *other = sft__option_get(&theirs, o);
     if (p->given[o - sft__option] && !json_equal(mine, other)) {
         char a[80], b[80];
         size_t n = strlen(p->mismatch);
-        sft__text(a, other, false), sft__text(b, mine, false);
+        sft__json_text(a, other, false), sft__json_text(b, mine, false);
         snprintf(p->mismatch + n, sizeof p->mismatch - n, "%s%s is %s, but %s is %s", n ? "; " : "", path, a, name, b);
     } else {
-        sft__set(c, o, value, where);
+        sft__option_set(c, o, value, where);
         p->given[o - sft__option] = 1;
     }
     json_decref(mine), json_decref(other);
@@ -1429,46 +1454,46 @@ done:
 }
 
 // One key of an object whose own path is `prefix` ("" at the top of a run file or on the command line).
-static void sft__take_key(SftParse *p, const char *prefix, const char *key, const json_t *v) {
+static void sft__config_key(SftParse *p, const char *prefix, const char *key, const json_t *v) {
     char path[512], text[80];
     SftWhere where;
     snprintf(path, sizeof path, "%s%.200s", prefix, key);
-    sft__where(p, where, path);
-    const SftOption *o = *prefix ? NULL : sft__find(key);
-    const SftOther *other = o ? NULL : sft__find_other(path);
-    if (other && other->option) o = sft__find(other->option);
+    sft__option_where(p, where, path);
+    const SftOption *o = *prefix ? NULL : sft__option_find(key);
+    const SftOther *other = o ? NULL : sft__option_other(path);
+    if (other && other->option) o = sft__option_find(other->option);
     if (o && *prefix && !strcmp(key, "betas") && !(json_is_string(v) && !strcmp(json_string_value(v), "auto"))) {
-        if (json_array_size(v) != 2) sft__wrong(where, o, v, "a list of two numbers");
-        sft__take_deepspeed(p, o, json_array_get(v, 0), where, path);
-        sft__take_deepspeed(p, sft__find("adam_beta2"), json_array_get(v, 1), where, path);
+        if (json_array_size(v) != 2) sft__option_wrong(where, o, v, "a list of two numbers");
+        sft__config_theirs(p, o, json_array_get(v, 0), where, path);
+        sft__config_theirs(p, sft__option_find("adam_beta2"), json_array_get(v, 1), where, path);
     } else if (o && *prefix) {
-        sft__take_deepspeed(p, o, v, where, path);
+        sft__config_theirs(p, o, v, where, path);
     } else if (o) {
-        if (p->pass == 1 && p->given[o - sft__option]) sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__key(o));
+        if (p->pass == 1 && p->given[o - sft__option]) sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__option_name(o));
         p->given[o - sft__option] = p->pass;
-        sft__set(p->config, o, v, where);
-        if (!strcmp(o->name, "fp16")) sft__check_scaler(p, path, v);
+        sft__option_set(p->config, o, v, where);
+        if (!strcmp(o->name, "fp16")) sft__config_scaler(p, path, v);
     } else if (other) {
-        sft__text(text, v, true);
+        sft__json_text(text, v, true);
         bool off = json_is_null(v) || json_is_false(v) || (json_is_object(v) && !json_is_true(json_object_get(v, "enabled")));
         if (!strcmp(other->same, "*")) {
             if (!strstr(path, "train_batch_size")) sft_note("%s is ignored: it changes nothing here", path);
-        } else if (strcmp(other->same, "off") ? !sft__among(other->same, text) : !off)
+        } else if (strcmp(other->same, "off") ? !sft__option_among(other->same, text) : !off)
             sft_die(SFT_BAD_INPUT, "%s is %s: %s", where, text, other->why);
     } else {
         bool section = false;
         strncat(path, ".", sizeof path - strlen(path) - 1);
         for (int i = 0; i < SFT_COUNT(sft__other); i++) section |= !strncmp(sft__other[i].prefix, path, strlen(path));
-        if (!section) sft__unknown(where, prefix, key);
+        if (!section) sft__option_unknown(where, prefix, key);
         if (!json_is_object(v)) sft_die(SFT_BAD_INPUT, "%s must be an object", where);
         const char *inner;
         json_t *item;
-        json_object_foreach((json_t *)v, inner, item) sft__take_key(p, path, inner, item);
+        json_object_foreach((json_t *)v, inner, item) sft__config_key(p, path, inner, item);
     }
 }
 
 // A JSON file that people wrote: what Python and JavaScript would accept gets a better word than "unexpected token".
-static json_t *sft__load(const char *path, char **text) {
+static json_t *sft__config_load(const char *path, char **text) {
     size_t n;
     json_error_t e;
     *text = sft_read_file(path, &n);
@@ -1488,27 +1513,27 @@ static json_t *sft__load(const char *path, char **text) {
 }
 
 // What of DeepSpeed's configuration applies to one process.
-static void sft__deepspeed(SftParse *p) {
+static void sft__config_deepspeed(SftParse *p) {
     SftConfig *c = p->config;
     json_t *ds = json_incref(c->deepspeed);
     char *text = NULL;
     if (json_is_string(ds)) { // a file of its own
         p->file = json_string_value(c->deepspeed), p->skip = strlen(SFT__DS);
         json_decref(ds);
-        ds = sft__load(p->file, &text);
+        ds = sft__config_load(p->file, &text);
         p->text = text;
     } else if (!p->file) p->file = "--deepspeed", p->text = NULL, p->skip = strlen(SFT__DS);
     const char *key;
     json_t *v, *optimizer = json_object_get(ds, "optimizer"); // first: the schedule's "auto" takes its learning rate
-    if (optimizer) sft__take_key(p, SFT__DS, "optimizer", optimizer);
+    if (optimizer) sft__config_key(p, SFT__DS, "optimizer", optimizer);
     json_object_foreach(ds, key, v)
-        if (v != optimizer) sft__take_key(p, SFT__DS, key, v);
+        if (v != optimizer) sft__config_key(p, SFT__DS, key, v);
     if (*p->mismatch) sft_die(SFT_BAD_INPUT, "DeepSpeed's configuration and the run's own disagree: %s", p->mismatch);
     json_t *whole = json_object_get(ds, "train_batch_size");
     int64_t *m = &c->per_device_train_batch_size, *g = &c->gradient_accumulation_steps, B = (int64_t)json_integer_value(whole);
     if (whole && !(json_is_string(whole) && !strcmp(json_string_value(whole), "auto"))) {
-        bool has_m = p->given[sft__find("per_device_train_batch_size") - sft__option];
-        bool has_g = p->given[sft__find("gradient_accumulation_steps") - sft__option];
+        bool has_m = p->given[sft__option_find("per_device_train_batch_size") - sft__option];
+        bool has_g = p->given[sft__option_find("gradient_accumulation_steps") - sft__option];
         if (!json_is_integer(whole) || B < 1 || B > 1 << 30) sft_die(SFT_BAD_INPUT, "deepspeed.train_batch_size must be a whole number of rows");
         if (has_m && !has_g && B % *m == 0) *g = B / *m;
         if (!has_m && B % *g == 0) *m = B / *g;
@@ -1521,7 +1546,7 @@ static void sft__deepspeed(SftParse *p) {
 }
 
 // The command line. A value of the command line as JSON, so that it meets the same checks as the file's.
-static json_t *sft__value(const SftOption *o, const char *text, const char *where) {
+static json_t *sft__config_value(const SftOption *o, const char *text, const char *where) {
     char *end = (char *)text;
     json_t *v = NULL;
     if (o && o->kind == SFT__BOOL) v = !strcasecmp(text, "true") ? json_true() : !strcasecmp(text, "false") ? json_false() : NULL;
@@ -1535,16 +1560,16 @@ static json_t *sft__value(const SftOption *o, const char *text, const char *wher
     if (!o || o->kind == SFT__JSON) {
         json_error_t e;
         v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-        bool strings = !o || sft__among(o->words, "string");
+        bool strings = !o || sft__option_among(o->words, "string");
         if (!v && (*text == '{' || *text == '[') && !sft_exists(text)) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
-        if (v && o && strings && !sft__among(o->words, sft__type(v))) json_decref(v), v = NULL; // a file called 123
+        if (v && o && strings && !sft__option_among(o->words, sft__json_type(v))) json_decref(v), v = NULL; // a file called 123
     }
     if (!v && !(v = json_string(text))) sft_die(SFT_BAD_INPUT, "%s is not UTF-8", where);
     return v;
 }
 
 // Goes through the arguments twice: first for what is not an option, then (set) for the options, after the run file.
-static void sft__arguments(SftParse *p, int argc, char **argv, int first, bool set) {
+static void sft__config_arguments(SftParse *p, int argc, char **argv, int first, bool set) {
     SftConfig *c = p->config;
     bool options = true;
     for (int i = first; i < argc; i++) {
@@ -1562,25 +1587,25 @@ static void sft__arguments(SftParse *p, int argc, char **argv, int first, bool s
         snprintf(key, sizeof key, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) - 2 : strlen(a) - 2, 200), a + 2);
         for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
         snprintf(shown, sizeof shown, "--%s", key);
-        const SftOther *other = sft__find_other(key);
-        const SftOption *o = sft__find(other && other->option ? other->option : key);
-        if (!o && !other) sft__unknown(shown, "", key);
+        const SftOther *other = sft__option_other(key);
+        const SftOption *o = sft__option_find(other && other->option ? other->option : key);
+        if (!o && !other) sft__option_unknown(shown, "", key);
         const char *value = equals ? equals + 1 : NULL, *next = i + 1 < argc ? argv[i + 1] : NULL;
-        bool flag = !o || o->kind == SFT__BOOL || (o->kind == SFT__JSON && sft__among(o->words, "boolean"));
-        bool strings = !o || o->kind == SFT__STR || (o->kind == SFT__JSON && sft__among(o->words, "string"));
+        bool flag = !o || o->kind == SFT__BOOL || (o->kind == SFT__JSON && sft__option_among(o->words, "boolean"));
+        bool strings = !o || o->kind == SFT__STR || (o->kind == SFT__JSON && sft__option_among(o->words, "string"));
         if (!value && next && strncmp(next, "--", 2) && (!flag || strings || *next == '{' || !strcasecmp(next, "true") || !strcasecmp(next, "false")))
             value = next, i++;
         if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
         if (!set) continue;
-        json_t *v = value ? sft__value(o, value, shown) : json_true();
-        sft__take_key(p, "", key, v);
+        json_t *v = value ? sft__config_value(o, value, shown) : json_true();
+        sft__config_key(p, "", key, v);
         json_decref(v);
     }
 }
 
 /* The run file of the embedded default, when none was named: in the current folder or beside the program. There, its
    paths are read relative to the program's folder, so that the program can be called from anywhere. */
-static void sft__embedded(SftParse *p, const char *program, char **text, json_t **json) {
+static void sft__config_embedded(SftParse *p, const char *program, char **text, json_t **json) {
     static const char name[] = "data/quickstart.json", *const paths[] = {"model_name_or_path", "train_file", "validation_file"};
     const char *slash = strrchr(program, '/');
     char *folder = slash ? sft_format("%.*s/", (int)(slash - program), program) : strdup("");
@@ -1589,7 +1614,8 @@ static void sft__embedded(SftParse *p, const char *program, char **text, json_t 
     if (!sft_exists(path)) sft_die(SFT_BAD_INPUT, "no run file was given, and %s is neither here nor beside the program; see train_gpt2 help", name);
     sft_note("no run file was given: this is %s", path);
     p->config->file_name = path;
-    *json = sft__load(path, text);
+    p->config->quickstart = true;
+    *json = sft__config_load(path, text);
     for (int i = 0; i < SFT_COUNT(paths) && !here; i++) {
         json_t *v = json_object_get(*json, paths[i]);
         if (!json_is_string(v) || *json_string_value(v) == '/') continue;
@@ -1601,7 +1627,7 @@ static void sft__embedded(SftParse *p, const char *program, char **text, json_t 
 }
 
 // What can only be seen when all values are there.
-static void sft__check(const SftParse *p) {
+static void sft__config_check(const SftParse *p) {
     SftConfig *c = p->config;
     bool train = !strcmp(c->command, "train"), data = !strcmp(c->command, "data"), model = strcmp(c->command, "export") && strcmp(c->command, "help");
     if (json_is_false(c->fp16) || json_is_false(json_object_get(c->fp16, "enabled"))) json_decref(c->fp16), c->fp16 = NULL;
@@ -1643,33 +1669,33 @@ SftConfig sft_config(int argc, char **argv) {
     for (int i = 0; i < SFT_COUNT(sft__command); i++) {
         if (!strcmp(a, sft__command[i].name)) c.command = sft__command[i].name, named = true, first = 2;
         if (!strcmp(c.command, sft__command[i].name)) most = sft__command[i].most;
-        sft__nearer(best, &least, a, sft__command[i].name);
+        sft__option_nearer(best, &least, a, sft__command[i].name);
     }
-    if (sft__among("merge|convert|list-cfg|copy-cfg", a)) sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
+    if (sft__option_among("merge|convert|list-cfg|copy-cfg", a)) sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
     if (n && !named && strncmp(a, "--", 2) && !(n > 5 && !strcmp(a + n - 5, ".json")) && (!sft_exists(a) || sft_is_folder(a)))
         sft_die(SFT_BAD_INPUT, "%.200s is neither a command nor a run file%s%s; see train_gpt2 help", a, *best ? "; the nearest command is " : "", best);
-    sft__arguments(&p, argc, argv, first, false);
+    sft__config_arguments(&p, argc, argv, first, false);
     if (!strcmp(c.command, "help")) return c;
     if (c.nargs > most) sft_die(SFT_BAD_INPUT, "%s does not take the argument \"%.200s\"%s", c.command, c.args[most], sft_exists(c.args[most]) ? "" : ", and there is no such file");
 
     json_t *json = NULL;
-    bool own = c.nargs || sft__among("generate|chat|tokenize|export", c.command); // names its model itself
+    bool own = c.nargs || sft__option_among("generate|chat|tokenize|export", c.command); // names its model itself
     for (int i = first; i < argc && !own; i++) own = !strncmp(argv[i], "--model_name_or_path", 20) || !strncmp(argv[i], "--train_file", 12);
-    if (c.file_name) json = sft__load(c.file_name, &text);
-    else if (!own) sft__embedded(&p, argv[0], &text, &json);
+    if (c.file_name) json = sft__config_load(c.file_name, &text);
+    else if (!own) sft__config_embedded(&p, argv[0], &text, &json);
     p.file = c.file_name, p.text = text;
     const char *key;
     json_t *v;
-    json_object_foreach(json, key, v) sft__take_key(&p, "", key, v);
+    json_object_foreach(json, key, v) sft__config_key(&p, "", key, v);
     p.pass = 2, p.file = p.text = NULL;
-    sft__arguments(&p, argc, argv, first, true);
+    sft__config_arguments(&p, argc, argv, first, true);
     if (c.nargs && strcmp(c.command, "export")) { // MODEL
         free(c.model_name_or_path);
         c.model_name_or_path = strdup(c.args[0]);
     }
-    if (p.given[sft__find("deepspeed") - sft__option] == 1) p.file = c.file_name, p.text = text;
-    if (c.deepspeed) sft__deepspeed(&p);
-    sft__check(&p);
+    if (p.given[sft__option_find("deepspeed") - sft__option] == 1) p.file = c.file_name, p.text = text;
+    if (c.deepspeed) sft__config_deepspeed(&p);
+    sft__config_check(&p);
     json_decref(json);
     free(text);
     return c;
@@ -1690,12 +1716,12 @@ void sft_config_free(SftConfig *c) {
 json_t *sft_config_json(const SftConfig *c) {
     json_t *all = json_object();
     for (int i = 0; i < SFT_COUNT(sft__option); i++)
-        if (sft__option[i].kind != SFT__TITLE) json_object_set_new(all, sft__key(&sft__option[i]), sft__get(c, &sft__option[i]));
+        if (sft__option[i].kind != SFT__TITLE) json_object_set_new(all, sft__option_name(&sft__option[i]), sft__option_get(c, &sft__option[i]));
     return all;
 }
 
 // Prints words from column `at` on, broken before column 100.
-static void sft__wrap(FILE *out, int at, const char *text) {
+static void sft__help_wrap(FILE *out, int at, const char *text) {
     int column = at;
     for (const char *p = text; *p;) {
         int n = (int)strcspn(p, " ");
@@ -1708,7 +1734,7 @@ static void sft__wrap(FILE *out, int at, const char *text) {
 }
 
 // "one of ...; help (default)" of an option: the same words for --help and for the README.
-static char *sft__about(const SftOption *o) {
+static char *sft__help_about(const SftOption *o) {
     char words[512];
     snprintf(words, sizeof words, "%s", o->kind == SFT__STR && o->words ? o->words : "");
     char *spaced = sft_format("%s%s%s", o->help, *words && *o->help ? "; " : "", "");
@@ -1728,17 +1754,17 @@ void sft_help(FILE *out) {
         char usage[64];
         snprintf(usage, sizeof usage, "%s %s", sft__command[i].name, sft__command[i].arguments);
         fprintf(out, "  %-30s", usage);
-        sft__wrap(out, 32, sft__command[i].help);
+        sft__help_wrap(out, 32, sft__command[i].help);
     }
     fprintf(out, "\nEvery option is a key of run.json or stands on the command line, which wins. A flag may stand alone.\n"
                  "Paths are relative to the current folder.\n");
     for (int i = 0; i < SFT_COUNT(sft__option); i++) {
         const SftOption *o = &sft__option[i];
         if (o->kind == SFT__TITLE) { fprintf(out, "\n%s\n", o->name); continue; }
-        char *about = sft__about(o), standard[32];
+        char *about = sft__help_about(o), standard[32];
         snprintf(standard, sizeof standard, "%.*s", (int)strcspn(o->standard + (*o->standard == '"'), "\""), o->standard + (*o->standard == '"'));
-        fprintf(out, "  --%-30s %-12s ", sft__key(o), strcmp(standard, "NULL") ? standard : "-");
-        sft__wrap(out, 48, about);
+        fprintf(out, "  --%-30s %-12s ", sft__option_name(o), strcmp(standard, "NULL") ? standard : "-");
+        sft__help_wrap(out, 48, about);
         free(about);
     }
 }
@@ -1747,8 +1773,8 @@ void sft_help_markdown(FILE *out) {
     for (int i = 0; i < SFT_COUNT(sft__option); i++) {
         const SftOption *o = &sft__option[i];
         if (o->kind == SFT__TITLE) { fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", i ? "\n" : "", o->name); continue; }
-        char *about = sft__about(o);
-        fprintf(out, "| `%s` | %s | ", sft__key(o), strcmp(o->standard, "NULL") ? o->standard : "");
+        char *about = sft__help_about(o);
+        fprintf(out, "| `%s` | %s | ", sft__option_name(o), strcmp(o->standard, "NULL") ? o->standard : "");
         for (const char *s = about; *s; s++) fprintf(out, "%s%c", *s == '|' ? "\\" : "", *s);
         fprintf(out, " |\n");
         free(about);
@@ -2867,6 +2893,218 @@ const SftOps sft_cpu = {
     SFT_OPS(X)
 #undef X
 };
+
+/* ================================================================================================================
+   [11] record: progress line, JSON log, summary
+   ================================================================================================================
+   In come the figures of every step, evaluation and sample answer; out go log.jsonl for programs and lines for people.
+   Invariants: a line of the log is one write() of one JSON object; it holds no NaN; after a resume the log is what an
+   uninterrupted run would have written, but for the times. Guarded by test/test_record.c. The usual pitfalls: a log
+   that is buffered and lost with the run, and a resumed run whose log has the same steps twice. */
+struct SftRecord {
+    const SftConfig *config;
+    FILE *out; // where the lines for people go
+    int file;
+    char path[4096];
+    double opened, last;                                   // clock: at the beginning, after the last step
+    double busy;                                           // seconds from step to step, all that happens between included
+    int64_t steps, total, tokens, trained, skipped, clipped; // since the beginning
+    double window_loss, window_seconds, loss;              // since the last printed line; the loss that was printed
+    int64_t window_tokens, window_trained;
+};
+
+json_t *sft_json_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+int64_t sft_peak_rss(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+#ifdef __APPLE__
+    return (int64_t)u.ru_maxrss; // bytes there, kilobytes elsewhere
+#else
+    return (int64_t)u.ru_maxrss * 1024;
+#endif
+}
+
+typedef char SftShort[24];
+static const char *sft__short(SftShort out, double x) { // 950, 6.1k, 1.2M
+    static const char *const unit[] = {"", "k", "M", "G", "T"};
+    int k = 0;
+    for (; fabs(x) >= 999.5 && k < 4; k++) x /= 1000;
+    return snprintf(out, sizeof(SftShort), k && x < 99.95 ? "%.1f%s" : "%.0f%s", x, unit[k]), out;
+}
+
+static const char *sft__clock(SftShort out, double seconds) { // 0:07, 12:34, 1:02:03
+    long long s = (long long)(seconds < 0 ? 0 : fmin(seconds, 1e12) + 0.5);
+    if (s < 3600) snprintf(out, sizeof(SftShort), "%lld:%02lld", s / 60, s % 60);
+    else snprintf(out, sizeof(SftShort), "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    return out;
+}
+
+// The state of the bar is the terminal's: there is one per process.
+void sft_progress(const char *what, double done, double total) {
+    static char shown[32];
+    static double began, first, drawn, before;
+    if (!isatty(STDERR_FILENO)) return;
+    double now = sft_now();
+    if (strncmp(what, shown, sizeof shown - 1) || done < before) {
+        snprintf(shown, sizeof shown, "%s", what);
+        began = now, first = done, drawn = 0;
+    }
+    before = done;
+    if (done >= total) {
+        if (drawn > 0) fprintf(stderr, "\r\033[K");
+        *shown = 0;
+    } else if (now - drawn >= 0.1) { // ten pictures a second are enough
+        SftShort a, b, rate, eta;
+        double share = total > 0 ? done / total : 0, pace = done > first ? (done - first) / (now - began) : 0;
+        fprintf(stderr, "\r%-10s [%.*s%.*s] %3.0f %%  %s/%s", shown, (int)(share * 30), "##############################",
+                30 - (int)(share * 30), "..............................", 100 * share, sft__short(a, done), sft__short(b, total));
+        if (pace > 0) fprintf(stderr, "  %s/s  eta %s", sft__short(rate, pace), sft__clock(eta, (total - done) / pace));
+        fprintf(stderr, "\033[K");
+        fflush(stderr);
+        drawn = now;
+    }
+}
+
+// Lines of a log that a run resumed at step k keeps: all but the summary, what came later, and what was cut short.
+static bool sft__keeps(const char *line, size_t n, int64_t k) {
+    json_t *json = json_loadb(line, n, 0, NULL);
+    const char *event = json_string_value(json_object_get(json, "event"));
+    bool keep = json_is_object(json) && !(event && !strcmp(event, "summary")) && json_integer_value(json_object_get(json, "step")) <= k;
+    json_decref(json);
+    return keep;
+}
+
+SftRecord *sft_record_open(const SftConfig *config, int64_t resume_step) {
+    SftRecord *r = SFT_NEW(SftRecord, 1);
+    r->config = config;
+    r->loss = NAN;
+    r->out = config->json ? stderr : stdout;
+    r->opened = r->last = sft_now();
+    sft_make_folder(config->output_dir);
+    sft_path(r->path, config->output_dir, "log.jsonl");
+    bool goes_on = resume_step > 0 && sft_exists(r->path);
+    if (goes_on) {
+        size_t n, kept = 0;
+        char *text = sft_read_file(r->path, &n);
+        for (char *p = text, *end; (end = (char *)memchr(p, '\n', n - (size_t)(p - text))); p = end + 1) {
+            size_t bytes = (size_t)(end + 1 - p);
+            if (sft__keeps(p, bytes, resume_step)) memmove(text + kept, p, bytes), kept += bytes;
+        }
+        goes_on = kept > 0;
+        sft_write_file(r->path, text, kept);
+        free(text);
+    }
+    r->file = open(r->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (goes_on ? 0 : O_TRUNC), 0666);
+    if (r->file < 0) sft_die(SFT_BROKEN, "cannot open %s: %s", r->path, strerror(errno));
+    if (!goes_on) {
+        json_t *line = json_pack("{s:s}", "event", "config"), *options = sft_config_json(config);
+        json_object_update(line, options);
+        json_decref(options);
+        sft_record_event(r, line);
+    }
+    return r;
+}
+
+void sft_record_event(SftRecord *r, json_t *line) {
+    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(15)); // 15: 0.1 stays 0.1
+    json_decref(line);
+    if (!text) sft_die(SFT_BROKEN, "a line of %s cannot be written as JSON", r->path);
+    size_t n = strlen(text);
+    text[n++] = '\n'; // in the place of the final '\0'
+    for (size_t at = 0; at < n;) {
+        ssize_t wrote = write(r->file, text + at, n - at);
+        if (wrote < 0 && errno != EINTR) sft_die(SFT_BROKEN, "cannot write %s: %s", r->path, strerror(errno));
+        at += wrote > 0 ? (size_t)wrote : 0;
+    }
+    free(text);
+}
+
+// The line for people, over the steps since the last one.
+static void sft__step_print(SftRecord *r, const SftStepLine *s) {
+    SftShort a, b;
+    double left = r->steps ? r->busy / (double)r->steps * (double)(s->total - s->step) : 0;
+    sft_progress("training", 1, 1); // takes the bar away
+    fprintf(r->out, "step %*lld/%lld  epoch %.2f  ", snprintf(a, sizeof a, "%lld", (long long)s->total), (long long)s->step, (long long)s->total, s->epoch);
+    if (r->window_trained) r->loss = r->window_loss / (double)r->window_trained;
+    fprintf(r->out, "loss %.4f  lr %.2e  ", r->loss, s->update.lr);
+    if (s->update.skipped) fprintf(r->out, "SKIPPED: non-finite gradient  ");
+    else fprintf(r->out, "norm %.3g%s  ", s->update.grad_norm, s->update.clipped ? " clipped" : "");
+    if (r->config->fp16) fprintf(r->out, "scale %g  ", s->loss_scale);
+    if (r->skipped) fprintf(r->out, "skipped %lld  ", (long long)r->skipped);
+    fprintf(r->out, "%s tok/s  ", sft__short(a, r->window_seconds > 0 ? (double)r->window_tokens / r->window_seconds : 0));
+    if (s->mfu > 0) fprintf(r->out, "mfu %.0f %%  ", 100 * s->mfu);
+    fprintf(r->out, "%sB  eta %s\n", sft__short(a, (double)sft_peak_rss()), sft__clock(b, left));
+    fflush(r->out);
+    r->window_loss = r->window_seconds = 0;
+    r->window_tokens = r->window_trained = 0;
+}
+
+void sft_record_step(SftRecord *r, const SftStepLine *s) {
+    bool good = isfinite(s->loss) && !s->update.skipped;
+    double now = sft_now();
+    r->busy += r->steps ? now - r->last : s->seconds; // loading before the first step is none of its time
+    r->last = now;
+    r->steps++, r->total = s->total, r->tokens += s->tokens, r->trained += s->trained_tokens;
+    r->skipped += s->update.skipped, r->clipped += s->update.clipped;
+    if (good) r->window_loss += s->loss * (double)s->trained_tokens, r->window_trained += s->trained_tokens;
+    r->window_tokens += s->tokens, r->window_seconds += s->seconds;
+    json_t *line = json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:o}", "step", (json_int_t)s->step, "epoch", sft_json_real(s->epoch),
+                             "loss", sft_json_real(s->loss), "grad_norm", sft_json_real(s->update.grad_norm), "learning_rate", sft_json_real(s->update.lr),
+                             "tokens", (json_int_t)s->tokens, "trained_tokens", (json_int_t)s->trained_tokens,
+                             "tokens_per_second", sft_json_real((double)s->tokens / s->seconds), "step_seconds", sft_json_real(s->seconds));
+    if (r->config->fp16) json_object_set_new(line, "loss_scale", json_real(s->loss_scale));
+    if (s->update.skipped) json_object_set_new(line, "skipped", json_true());
+    if (s->update.clipped) json_object_set_new(line, "clipped", json_true());
+    if (s->comm_seconds > 0) json_object_set_new(line, "comm_seconds", json_real(s->comm_seconds));
+    sft_record_event(r, line);
+    if (s->step % r->config->logging_steps == 0 || s->step == s->total) sft__step_print(r, s);
+    sft_progress("training", (double)s->step, (double)s->total);
+}
+
+void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact) {
+    json_t *line = json_pack("{s:I, s:o, s:I}", "step", (json_int_t)step, "eval_loss", sft_json_real(loss), "eval_tokens", (json_int_t)tokens);
+    if (!isnan(exact)) json_object_set_new(line, "eval_exact_match", json_real(exact));
+    sft_record_event(r, line);
+    fprintf(r->out, "step %lld  validation loss %.4f  perplexity %.4g", (long long)step, loss, exp(loss));
+    if (!isnan(exact)) fprintf(r->out, "  exact match %.1f %%", 100 * exact);
+    fprintf(r->out, "  (%lld trained tokens)\n", (long long)tokens);
+    fflush(r->out);
+}
+
+void sft_record_sample(SftRecord *r, int64_t step, json_t *prompt, const char *answer) {
+    json_t *text = json_string(answer); // NULL when it is not UTF-8
+    sft_record_event(r, json_pack("{s:I, s:O, s:o}", "step", (json_int_t)step, "prompt", prompt, "answer", text ? text : json_null()));
+    char *shown = json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
+    fprintf(r->out, "step %lld  prompt: %s\n  answer: %s\n", (long long)step, shown ? shown : "", answer);
+    fflush(r->out);
+    free(shown);
+}
+
+void sft_record_summary(SftRecord *r, const SftModel *m, double before, double after) {
+    SftShort a, b, c;
+    size_t plan = 0, peak = 0;
+    for (int i = 0; i < SFT_MEMS; i++) plan += m->mem[i].size, peak += m->mem[i].peak;
+    double seconds = sft_now() - r->opened;
+    sft_record_event(r, json_pack("{s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}", "event", "summary",
+        "steps", (json_int_t)r->steps, "seconds", seconds, "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained,
+        "skipped", (json_int_t)r->skipped, "clipped", (json_int_t)r->clipped, "loss", sft_json_real(r->loss),
+        "eval_loss_before", sft_json_real(before), "eval_loss", sft_json_real(after),
+        "plan_bytes", (json_int_t)plan, "peak_bytes", (json_int_t)peak, "peak_rss_bytes", (json_int_t)sft_peak_rss()));
+    fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n", (long long)r->steps, sft__clock(a, seconds),
+            sft__short(b, (double)r->tokens), sft__short(c, (double)r->trained), (long long)r->clipped, (long long)r->skipped);
+    if (!isnan(after) && isnan(before)) fprintf(r->out, "validation loss %.4f, perplexity %.4g\n", after, exp(after));
+    else if (!isnan(after)) fprintf(r->out, "validation loss %.4f -> %.4f, perplexity %.4g -> %.4g\n", before, after, exp(before), exp(after));
+    fprintf(r->out, "memory: %sB planned, %sB used, %sB resident at most\n", sft__short(a, (double)plan), sft__short(b, (double)peak), sft__short(c, (double)sft_peak_rss()));
+    fflush(r->out);
+}
+
+void sft_record_close(SftRecord *r) {
+    sft_progress("training", 1, 1);
+    bool good = fsync(r->file) == 0 || errno == EINVAL || errno == EROFS; // EINVAL: not a file on a disk
+    if (close(r->file) || !good) sft_die(SFT_BROKEN, "cannot write %s: %s", r->path, strerror(errno));
+    free(r);
+}
 
 #endif // SFT__BODIES
 #endif // SFT_IMPLEMENTATION

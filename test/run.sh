@@ -7,6 +7,7 @@ for program; do
     start=$(date +%s)
     CMOCKA_MESSAGE_OUTPUT=TAP OMP_WAIT_POLICY=passive "$program" >"$log" 2>&1
     status=$?
+    sed -i 's/^not ok \(.*# SKIP\)/ok \1/' "$log" # as cmocka writes a skipped test
     s=$(grep -c '^ok .*# SKIP' "$log")
     p=$(($(grep -c '^ok ' "$log") - s))
     f=$(grep -c '^not ok ' "$log")
