@@ -1,2 +1,1519 @@
-// tokenizer.c - Hugging Face tokenizers and chat templates: text in, token ids out, and back. See "The tokenizer" in sft.h.
+/* tokenizer.c - text in, token ids out, and back; chat templates. See "The tokenizer" in sft.h.
+
+   A model does not read letters but numbers: ids into a fixed vocabulary of pieces of text. Byte-pair encoding (BPE,
+   Gage 1994; Sennrich, Haddow, Birch 2016) cuts a word like this: begin with its smallest symbols, then again and
+   again join the pair of neighbours that stands highest in a list of merges learnt from a corpus, leftmost first among
+   equals, until no neighbours are in the list. What remains are the tokens:
+
+       l o w e r    merges, best first: (e r) (l o) (lo w)    ->    l o w er -> lo w er -> low er
+
+   What the smallest symbols are divides the models in two families. Byte-level (GPT-2, Llama 3, Qwen): the 256 bytes,
+   which the vocabulary spells as 256 printable characters ("Ġ" is a space); a regular expression first cuts the text
+   into words, and merges never cross them. SentencePiece-like (Llama 2, Mistral): characters; every space becomes "▁",
+   the whole text is one word, and a character outside the vocabulary falls back on tokens <0x00>..<0xFF> for its bytes.
+
+   Everything around the merges is a pipeline, and tokenizer.json lists its parts; each is a step here:
+
+       text -> added tokens that are matched in the text as it is     <|im_start|>
+            -> normalizer: text -> text                               NFC, Prepend, Replace, Strip
+            -> added tokens that are matched in normalized text
+            -> pre_tokenizer: a piece -> smaller pieces               Split, ByteLevel, Digits, Metaspace, ...
+            -> model: a word -> ids                                   the merges
+            -> post_processor: ids -> ids                             BOS before, EOS behind
+       ids  -> decoder: tokens -> text                                ByteLevel, ByteFallback, Replace, Strip, ...
+
+   The result is, id for id, that of Hugging Face's `tokenizers` on the same file. Text that is not UTF-8 is read as
+   Python's bytes.decode("utf-8", "replace") and Rust's from_utf8_lossy read it: each longest sequence of bytes that
+   begins a character without ending it becomes U+FFFD. Where the two systems differ on purpose: an added token keeps the id that the file says (the
+   reference silently numbers it anew), and files that contradict themselves are refused.
+
+   Speed. Words repeat, so each thread remembers the ids of recent words (Sft__Entry); the others are merged without
+   touching the allocator (sft__merge). Guarded by test/test_tokenizer.c. The usual pitfall: regular expressions of two
+   engines that look alike and are not (sft__regex translates from Oniguruma, which the files are written for). */
 #include "sft.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#ifndef SFT_NO_OPENMP
+#include <omp.h>
+#endif
+
+/* ================================================================================================================
+   Bytes, characters, and a table of words
+   ================================================================================================================ */
+typedef struct { char *p; size_t n, cap; } Sft__Bytes; // growing; what p held is gone after the next sft__add
+
+static void sft__add(Sft__Bytes *b, const char *text, size_t n) {
+    if (b->n + n > b->cap) b->p = sft_realloc(b->p, b->cap = 2 * (b->n + n) + 64);
+    if (n) memcpy(b->p + b->n, text, n);
+    b->n += n;
+}
+
+static inline void sft__reserve(SftIds *out, int64_t more) {
+    if (out->n + more <= out->cap) return;
+    out->cap = 2 * (out->n + more) + 64;
+    out->ids = sft_realloc(out->ids, (size_t)out->cap * sizeof(int32_t));
+}
+
+static void sft__push(SftIds *out, int32_t id) {
+    sft__reserve(out, 1);
+    out->ids[out->n++] = id;
+}
+
+static inline size_t sft__length(char first) { // bytes of the character that begins so, in valid UTF-8
+    uint8_t c = (uint8_t)first;
+    return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+}
+
+static inline uint32_t sft__char(const char *text, size_t *at) { // the character at *at of valid UTF-8; moves on
+    const uint8_t *p = (const uint8_t *)text + *at;
+    size_t n = sft__length(text[*at]);
+    *at += n;
+    if (n == 1) return p[0];
+    if (n == 2) return (p[0] & 31u) << 6 | (p[1] & 63u);
+    if (n == 3) return (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
+    return (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
+}
+
+static void sft__add_char(Sft__Bytes *b, uint32_t c) {
+    char p[4];
+    sft__add(b, p, (size_t)utf8proc_encode_char((int32_t)c, (utf8proc_uint8_t *)p));
+}
+
+/* How many bytes of text[0..n) are one valid character, or minus the number that one U+FFFD stands for: the lead byte
+   and the continuation bytes that could still have led to a character (Unicode 15, section 3.9, table 3-7). */
+static int sft__valid(const uint8_t *p, size_t n) {
+    uint8_t c = p[0], low = 0x80, high = 0xbf;
+    int need = c >= 0xc2 && c <= 0xdf ? 1 : (c & 0xf0) == 0xe0 ? 2 : c >= 0xf0 && c <= 0xf4 ? 3 : 0;
+    if (c < 0x80) return 1;
+    if (c == 0xe0) low = 0xa0; // overlong
+    if (c == 0xed) high = 0x9f; // surrogates
+    if (c == 0xf0) low = 0x90;
+    if (c == 0xf4) high = 0x8f; // above U+10FFFF
+    if (!need) return -1;
+    for (int i = 1; i <= need; i++, low = 0x80, high = 0xbf)
+        if ((size_t)i >= n || p[i] < low || p[i] > high) return -i;
+    return need + 1;
+}
+
+// text itself if it is valid UTF-8, else a copy in `out` with U+FFFD for what is not.
+static const char *sft__utf8(Sft__Bytes *out, const char *text, size_t *n) {
+    size_t kept = 0, i = 0;
+    out->n = 0;
+    while (i < *n) {
+        uint64_t eight;
+        if (i + 8 <= *n && (memcpy(&eight, text + i, 8), !(eight & 0x8080808080808080u))) {
+            i += 8;
+            continue;
+        }
+        int k = sft__valid((const uint8_t *)text + i, *n - i);
+        if (k < 0) {
+            sft__add(out, text + kept, i - kept);
+            sft__add(out, "\xef\xbf\xbd", 3);
+            kept = i + (size_t)-k;
+        }
+        i += (size_t)(k < 0 ? -k : k);
+    }
+    if (!out->n && !kept) return text;
+    sft__add(out, text + kept, *n - kept);
+    *n = out->n;
+    return out->p;
+}
+
+/* How byte-level vocabularies spell a byte: printable Latin-1 as itself, the other 68 in order as U+0100, U+0101, ...
+   (Radford et al. 2019, bytes_to_unicode). */
+static uint32_t sft__byte_char(int byte) {
+    if ((byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad)) return (uint32_t)byte;
+    return 256u + (uint32_t)(byte <= ' ' ? byte : byte == 0xad ? 67 : byte - 127 + 33);
+}
+
+static int sft__char_byte(uint32_t c) { // the byte that the character spells, -1 if none
+    if (c < 256) return sft__byte_char((int)c) == c ? (int)c : -1;
+    c -= 256;
+    return c <= 32 ? (int)c : c < 67 ? (int)c - 33 + 127 : c == 67 ? 0xad : -1;
+}
+
+static inline uint64_t sft__hash(const char *p, size_t n) {
+    uint64_t h = n * 0x9e3779b97f4a7c15u, v = 0;
+    uint32_t a, b;
+    const char *end = p + n;
+    if (n >= 8) {
+        for (; end - p > 8; p += 8) {
+            memcpy(&v, p, 8);
+            h = (h ^ v) * 0xbf58476d1ce4e5b9u;
+            h ^= h >> 29;
+        }
+        memcpy(&v, end - 8, 8);
+    } else if (n >= 4) {
+        memcpy(&a, p, 4), memcpy(&b, end - 4, 4);
+        v = (uint64_t)a << 32 | b;
+    } else if (n) {
+        v = (uint64_t)(uint8_t)p[0] << 16 | (uint64_t)(uint8_t)p[n / 2] << 8 | (uint8_t)end[-1];
+    }
+    h = (h ^ v) * 0x94d049bb133111ebu;
+    return h ^ h >> 32;
+}
+
+// Strings by id and ids by string. Ids may have holes. Open addressing, at most half full.
+typedef struct {
+    Sft__Bytes text;
+    uint32_t *at, *length; // of an id: where its string is; length SFT__HOLE: the id has none
+    int32_t ids;           // highest id + 1
+    int32_t *slot;         // -1: free
+    uint64_t mask;
+} Sft__Words;
+#define SFT__HOLE UINT32_MAX
+#define SFT__MAX_ID ((1 << 24) - 1) // no real vocabulary comes near; keeps a false id from taking all memory
+
+static void sft__words_open(Sft__Words *w, int32_t ids, size_t strings) {
+    w->ids = ids;
+    w->at = SFT_NEW(uint32_t, ids);
+    w->length = SFT_NEW(uint32_t, ids);
+    memset(w->length, 0xff, (size_t)ids * 4);
+    for (w->mask = 15; w->mask < 2 * strings; w->mask = 2 * w->mask + 1) {}
+    w->slot = sft_realloc(NULL, (w->mask + 1) * 4);
+    memset(w->slot, 0xff, (w->mask + 1) * 4);
+}
+
+static void sft__words_close(Sft__Words *w) {
+    free(w->text.p), free(w->at), free(w->length), free(w->slot);
+}
+
+static int32_t sft__words_find(const Sft__Words *w, const char *text, size_t n) {
+    if (!w->slot) return -1;
+    for (uint64_t i = sft__hash(text, n) & w->mask; w->slot[i] >= 0; i = (i + 1) & w->mask) {
+        int32_t id = w->slot[i];
+        if (w->length[id] == n && !memcmp(w->text.p + w->at[id], text, n)) return id;
+    }
+    return -1;
+}
+
+static void sft__words_put(Sft__Words *w, const char *text, size_t n, int32_t id) {
+    uint64_t i = sft__hash(text, n) & w->mask;
+    w->at[id] = (uint32_t)w->text.n, w->length[id] = (uint32_t)n;
+    sft__add(&w->text, text, n);
+    sft__add(&w->text, "", 1);
+    while (w->slot[i] >= 0) i = (i + 1) & w->mask;
+    w->slot[i] = id;
+}
+
+/* ================================================================================================================
+   The tokenizer, and what one thread needs to encode
+   ================================================================================================================ */
+typedef struct { uint64_t pair; uint32_t rank; int32_t id; } Sft__Merge; // pair: left id << 32 | right id
+#define SFT__NONE UINT64_MAX
+
+// One step of a pipeline. What the fields mean for each kind stands beside it.
+typedef enum {
+    SFT__UNICODE,  // normalizer: mode = utf8proc's options
+    SFT__PREPEND,  // normalizer: `text` before text that is not empty
+    SFT__REPLACE,  // normalizer and decoder: `text` for every match of regex, or where that is NULL, of the byte `from`
+    SFT__TRIM,     // normalizer: white space off the left (mode & 1) and the right (mode & 2)
+    SFT__SPLIT,    // pre-tokenizer: pieces at the matches of regex; mode = what becomes of the matches (SFT__ISOLATED ...)
+    SFT__SPACES,   // pre-tokenizer: `text` for every space, and before the piece (mode = SFT__ALWAYS ...)
+    SFT__BYTES,    // pre-tokenizer: every byte as its character
+    SFT__UNBYTES,  // decoder: every character as its byte
+    SFT__UNHEX,    // decoder: <0x41> is a byte
+    SFT__FUSE,     // decoder: all tokens become one
+    SFT__STRIP,    // decoder: up to `left` times `text` off the left of each token, `right` off the right
+    SFT__UNSPACES, // decoder: `text` is a space, and nothing in the first token unless mode == SFT__NEVER
+} Sft__Kind;
+enum { SFT__ISOLATED, SFT__REMOVED, SFT__CONTIGUOUS, SFT__WITH_PREVIOUS, SFT__WITH_NEXT };
+enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS };
+typedef struct {
+    Sft__Kind kind;
+    pcre2_code *regex;
+    char *text, from;
+    size_t n; // bytes of text
+    int mode, left, right;
+    bool invert; // SPLIT: what matches and what does not change places
+} Sft__Step;
+enum { SFT__STEPS = 24 };
+typedef struct { Sft__Step step[SFT__STEPS]; int n; } Sft__Pipeline;
+
+// Added tokens, sorted by their text: all that begin alike are neighbours, so a sorted list is a trie.
+typedef struct { char *text; size_t n; int32_t id; bool left, right, word, special, normalized; } Sft__Added;
+typedef struct { Sft__Added *token; int n, first[257]; } Sft__AddedSet; // first[b]: where texts that begin with byte b are
+
+enum { SFT__KEY = 30, SFT__CACHED = 8, SFT__CACHE = 1 << 14, SFT__SHORT = 128 };
+typedef struct { uint8_t length, n; char key[SFT__KEY]; int32_t ids[SFT__CACHED]; } Sft__Entry; // one cache line
+
+typedef struct {
+    atomic_flag busy;
+    Sft__Bytes utf8, normal[2], step[SFT__STEPS];
+    Sft__Entry *cache; // direct mapped: word -> ids
+    pcre2_match_data *match;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+    int32_t *symbol, *next, *previous, *made; // for words of more than SFT__SHORT symbols
+    uint32_t *rank;
+    uint64_t *heap;
+    size_t room; // symbols that these have room for
+} Sft__Scratch;
+enum { SFT__SCRATCHES = 64 };
+
+struct SftTokenizer {
+    char *file; // for messages
+    Sft__Words words, raw; // as the file spells them; byte-level with ignore_merges: the bytes they stand for
+    uint8_t *special;      // by id: left out by skip_special
+    Sft__Merge *merge;     // open addressing, at most half full
+    uint64_t merge_mask;
+    bool byte_level, byte_fallback, fuse_unk, ignore_merges;
+    int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
+    int32_t *char_id;          // by code point below 0x10000, not byte-level
+    uint8_t *joined;           // see sft__joins; NULL: never cut
+    bool all_known;            // no unknown token can arise: every byte has an id
+    Sft__Pipeline normalizer, pre_tokenizer, decoder;
+    bool joins_with_space;     // no decoder at all: tokens are joined with spaces
+    uint8_t *unstable;         // bit set of code points that NFC, ... may change; NULL: no such step
+    Sft__AddedSet plain, normalized;
+    pcre2_code *word_char; // for single_word
+    SftIds prefix, suffix;
+    int32_t bos, eos;
+    char *chat_template;
+    Sft__Scratch *scratch; // [SFT__SCRATCHES]; the only part that changes after loading
+};
+
+// A scratch area that no other thread holds. The cache lives in it, so a thread prefers its own.
+static Sft__Scratch *sft__borrow(const SftTokenizer *t) {
+    unsigned i = 0;
+#ifndef SFT_NO_OPENMP
+    i = (unsigned)omp_get_thread_num();
+#endif
+    while (atomic_flag_test_and_set_explicit(&t->scratch[i % SFT__SCRATCHES].busy, memory_order_acquire)) i++;
+    Sft__Scratch *s = &t->scratch[i % SFT__SCRATCHES];
+    if (!s->cache) {
+        s->cache = SFT_NEW(Sft__Entry, SFT__CACHE);
+        s->match = pcre2_match_data_create(1, NULL);
+        s->context = pcre2_match_context_create(NULL);
+        s->stack = pcre2_jit_stack_create(1 << 15, 1 << 22, NULL);
+        if (!s->match || !s->context || !s->stack) sft_die(SFT_BROKEN, "out of memory for the tokenizer's regular expressions");
+        pcre2_set_match_limit(s->context, 100000000);
+        pcre2_jit_stack_assign(s->context, NULL, s->stack);
+    }
+    return s;
+}
+
+static void sft__give(Sft__Scratch *s) { atomic_flag_clear_explicit(&s->busy, memory_order_release); }
+
+/* ================================================================================================================
+   Regular expressions
+   ================================================================================================================
+   tokenizer.json's are written for Oniguruma with Ruby's syntax; PCRE2 reads most of it alike. What it would read
+   differently is rewritten here or refused, never passed on: \s (PCRE2 counts U+180E, Unicode does not), \w, \p{Han}
+   (PCRE2 means the script's extensions), {,n}, \uHHHH; classes in classes and their intersections. */
+#define SFT__WHITE "\\t-\\r\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SFT__WORDS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define SFT__WORD_CHAR "\\A[" SFT__WORDS "\\x{200c}\\x{200d}]"
+#define SFT__GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+static pcre2_code *sft__compile(const char *file, const char *regex, size_t n) {
+    int error;
+    PCRE2_SIZE at;
+    char why[200];
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (!context) sft_die(SFT_BROKEN, "out of memory for a regular expression");
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)regex, n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                                     &error, &at, context);
+    pcre2_compile_context_free(context);
+    if (!code) {
+        pcre2_get_error_message(error, (PCRE2_UCHAR *)why, sizeof why);
+        sft_die(SFT_BAD_INPUT, "%s: cannot use the regular expression \"%.300s\": %s", file, regex, why);
+    }
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, matching works without it
+    return code;
+}
+
+// \p{NAME} at regex[*at..]: general categories as they are, everything else is the name of a script.
+static void sft__property(Sft__Bytes *out, const char *file, const char *regex, size_t n, size_t *at) {
+    static const char *long_names[][2] = {{"Letter", "L"}, {"Mark", "M"}, {"Number", "N"}, {"Punctuation", "P"}, {"Symbol", "S"},
+                                          {"Separator", "Z"}, {"Other", "C"}, {"Any", "Any"}, {"Alphabetic", "Alphabetic"}};
+    const char *from = regex + *at + 3, *end = *at + 2 < n && regex[*at + 2] == '{' ? memchr(from, '}', n - *at - 3) : NULL;
+    if (!end) sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has \\%c without {name}", file, regex, regex[*at + 1]);
+    sft__add(out, regex + *at, 3);
+    if (from < end && *from == '^') sft__add(out, from++, 1);
+    size_t length = (size_t)(end - from);
+    const char *name = NULL;
+    for (int i = 0; i < SFT_COUNT(long_names); i++)
+        if (strlen(long_names[i][0]) == length && !strncmp(from, long_names[i][0], length)) name = long_names[i][1];
+    if (name) {
+        sft__add(out, name, strlen(name));
+    } else {
+        if (length > 2) sft__add(out, "sc:", 3);
+        sft__add(out, from, length);
+    }
+    sft__add(out, "}", 1);
+    *at = (size_t)(end - regex) + 1;
+}
+
+// An escape at regex[*at]; `class`: between [ and ].
+static void sft__escape(Sft__Bytes *out, const char *file, const char *regex, size_t n, size_t *at, bool class) {
+    char c = *at + 1 < n ? regex[*at + 1] : 0;
+    const char *set = c == 's' || c == 'S' ? SFT__WHITE : c == 'w' || c == 'W' ? SFT__WORDS : NULL;
+    if (c == 'p' || c == 'P') {
+        sft__property(out, file, regex, n, at);
+        return;
+    }
+    if (set && class && c == 'S') {
+        sft__add(out, "\\P{White_Space}", 15);
+    } else if (set && !(class && c == 'W')) {
+        sft__add(out, c == 'S' || c == 'W' ? "[^" : "[", class ? 0 : c == 'S' || c == 'W' ? 2 : 1);
+        sft__add(out, set, strlen(set));
+        sft__add(out, "]", !class);
+    } else if (c == 'u' && *at + 6 <= n) {
+        sft__add(out, "\\x{", 3);
+        sft__add(out, regex + *at + 2, 4);
+        sft__add(out, "}", 1);
+        *at += 4;
+    } else if (!c || (class && c == 'W') || strchr("bBhHQEGKNXRyYCMucU", c)) {
+        sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has \\%c, which is not supported", file, regex, c ? c : ' ');
+    } else {
+        sft__add(out, regex + *at, 2);
+    }
+    *at += 2;
+}
+
+static pcre2_code *sft__regex(const char *file, const char *regex, size_t n) {
+    Sft__Bytes out = {0};
+    const char *refused = NULL;
+    bool class = false;
+    for (size_t i = 0; i < n && !refused;) {
+        char c = regex[i], d = i + 1 < n ? regex[i + 1] : 0;
+        if (c == '\\') {
+            sft__escape(&out, file, regex, n, &i, class);
+            continue;
+        }
+        if (class && c == '[') refused = "a class inside a class";
+        if (class && c == '&' && d == '&') refused = "&&";
+        if (!class && c == '(' && d == '*') refused = "(*";
+        if (!class && c == '}' && d == '+') refused = "}+"; // possessive for one engine, a repetition for the other
+        if (!class && c == '[') {
+            size_t skip = d == '^' ? 2 : 1; // a ] that stands first is itself
+            if (i + skip < n && regex[i + skip] == ']') refused = "an empty class";
+            class = true;
+        } else if (class && c == ']') {
+            class = false;
+        }
+        sft__add(&out, regex + i++, 1);
+        if (!class && c == '{' && d == ',') sft__add(&out, "0", 1);
+    }
+    if (refused) sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has %s, which is not supported", file, regex, refused);
+    sft__add(&out, "", 1);
+    pcre2_code *code = sft__compile(file, out.p, out.n - 1);
+    free(out.p);
+    return code;
+}
+
+static pcre2_code *sft__literal(const char *file, const char *text, size_t n) { // a regex that matches this very text
+    Sft__Bytes out = {0};
+    char hex[16];
+    for (size_t i = 0; i < n;) sft__add(&out, hex, (size_t)snprintf(hex, sizeof hex, "\\x{%x}", sft__char(text, &i)));
+    pcre2_code *code = sft__compile(file, out.p ? out.p : "(?!)", out.p ? out.n : 4); // nothing is found in no text
+    free(out.p);
+    return code;
+}
+
+// Matches one after the other. As in the reference, an empty match right behind the last match does not count.
+typedef struct { const pcre2_code *regex; const char *text; size_t n, at, last, from, to; } Sft__Finder;
+
+static bool sft__find(Sft__Finder *f, Sft__Scratch *s) {
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(s->match);
+    while (f->at <= f->n) {
+        int rc = pcre2_jit_match(f->regex, (PCRE2_SPTR)f->text, f->n, f->at, 0, s->match, s->context);
+        if (rc == PCRE2_ERROR_JIT_BADOPTION || rc == PCRE2_ERROR_JIT_STACKLIMIT)
+            rc = pcre2_match(f->regex, (PCRE2_SPTR)f->text, f->n, f->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, s->match, s->context);
+        if (rc == PCRE2_ERROR_NOMATCH) return false;
+        if (rc < 0 || range[0] < f->at || range[1] < range[0]) {
+            char why[200] = "it moves backwards";
+            if (rc < 0) pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
+            sft_die(SFT_BAD_INPUT, "a regular expression of the tokenizer fails on the text \"%.60s...\": %s", f->text + f->at, why);
+        }
+        f->from = range[0], f->to = range[1];
+        if (f->from == f->to && f->last == f->to) {
+            f->at += f->at < f->n ? sft__length(f->text[f->at]) : 1;
+            continue;
+        }
+        f->at = f->last = f->to;
+        return true;
+    }
+    return false;
+}
+
+/* ================================================================================================================
+   The model: a word -> ids
+   ================================================================================================================ */
+static inline const Sft__Merge *sft__pair(const SftTokenizer *t, int32_t a, int32_t b) {
+    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;
+    for (uint64_t i = (pair * 0x9e3779b97f4a7c15u) >> 20;; i++) {
+        const Sft__Merge *m = &t->merge[i & t->merge_mask];
+        if (m->pair == pair) return m;
+        if (m->pair == SFT__NONE) return NULL;
+    }
+}
+
+/* Merges up to SFT__SHORT symbols in place; returns how many remain. key[i] is rank * SFT__SHORT + i for the pair that
+   begins at symbol i, so the smallest key is the pair to merge, leftmost among equals; finding it is one SIMD minimum
+   over a few cache lines, faster than any heap for words of this length. Symbols that were merged away keep the
+   largest key. */
+static int sft__merge_short(const SftTokenizer *t, int32_t *symbol, int n) {
+    uint32_t key[SFT__SHORT];
+    int32_t made[SFT__SHORT];
+    uint8_t next[SFT__SHORT], previous[SFT__SHORT];
+    int padded = (n + 15) / 16 * 16;
+    for (int i = 0; i < padded; i++) {
+        const Sft__Merge *m = i + 1 < n ? sft__pair(t, symbol[i], symbol[i + 1]) : NULL;
+        key[i] = m ? m->rank * SFT__SHORT + (uint32_t)i : UINT32_MAX;
+        made[i] = m ? m->id : 0;
+        next[i] = (uint8_t)(i + 1), previous[i] = (uint8_t)(i - 1);
+    }
+    for (;;) {
+        uint32_t best = UINT32_MAX;
+        for (int i = 0; i < padded; i++) best = key[i] < best ? key[i] : best;
+        if (best == UINT32_MAX) break;
+        int i = best % SFT__SHORT, gone = next[i], right = next[gone], left = previous[i];
+        symbol[i] = made[i];
+        symbol[gone] = -1;
+        next[i] = (uint8_t)right;
+        key[gone] = key[i] = UINT32_MAX;
+        const Sft__Merge *m;
+        if (right < n) {
+            previous[right] = (uint8_t)i;
+            if ((m = sft__pair(t, symbol[i], symbol[right]))) key[i] = m->rank * SFT__SHORT + (uint32_t)i, made[i] = m->id;
+        }
+        if (i > 0) {
+            m = sft__pair(t, symbol[left], symbol[i]);
+            key[left] = m ? m->rank * SFT__SHORT + (uint32_t)left : UINT32_MAX;
+            if (m) made[left] = m->id;
+        }
+    }
+    int kept = 0;
+    for (int i = 0; i < n; i++)
+        if (symbol[i] >= 0) symbol[kept++] = symbol[i];
+    return kept;
+}
+
+// The heap of sft__merge_long: rank << 32 | position, smallest first.
+static void sft__heap_push(uint64_t *heap, size_t *n, uint64_t x) {
+    size_t i = (*n)++;
+    for (; i && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    heap[i] = x;
+}
+
+static uint64_t sft__heap_pop(uint64_t *heap, size_t *n) {
+    uint64_t top = heap[0], x = heap[--*n];
+    size_t i = 0, child;
+    for (; (child = 2 * i + 1) < *n; i = child) {
+        if (child + 1 < *n && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= x) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = x;
+    return top;
+}
+
+static void sft__long_pair(const SftTokenizer *t, Sft__Scratch *s, size_t *entries, int32_t i, int32_t right, int32_t n) {
+    const Sft__Merge *m = right < n ? sft__pair(t, s->symbol[i], s->symbol[right]) : NULL;
+    s->rank[i] = m ? m->rank : UINT32_MAX;
+    if (!m) return;
+    s->made[i] = m->id;
+    sft__heap_push(s->heap, entries, (uint64_t)m->rank << 32 | (uint32_t)i);
+}
+
+/* The same for any number of symbols, in O(n log n). A heap holds every pair that can be merged; an entry counts only
+   while its rank is still that of the pair that begins there. Every merge takes one entry out and puts at most two in,
+   so 2 n entries are enough. */
+static int32_t sft__merge_long(const SftTokenizer *t, Sft__Scratch *s, int32_t n) {
+    size_t entries = 0;
+    for (int32_t i = 0; i < n; i++) {
+        s->next[i] = i + 1, s->previous[i] = i - 1;
+        sft__long_pair(t, s, &entries, i, i + 1, n);
+    }
+    while (entries) {
+        uint64_t top = sft__heap_pop(s->heap, &entries);
+        int32_t i = (int32_t)(uint32_t)top;
+        if (s->rank[i] != top >> 32) continue;
+        int32_t gone = s->next[i], right = s->next[gone], left = s->previous[i];
+        s->symbol[i] = s->made[i];
+        s->symbol[gone] = -1;
+        s->rank[gone] = UINT32_MAX;
+        s->next[i] = right;
+        if (right < n) s->previous[right] = i;
+        sft__long_pair(t, s, &entries, i, right, n);
+        if (left >= 0) sft__long_pair(t, s, &entries, left, i, n);
+    }
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (s->symbol[i] >= 0) s->symbol[kept++] = s->symbol[i];
+    return kept;
+}
+
+static inline int32_t sft__char_id(const SftTokenizer *t, uint32_t c, const char *text, size_t n) {
+    return c < 0x10000 ? t->char_id[c] : sft__words_find(&t->words, text, n);
+}
+
+/* The symbols that a word begins with; at most n of them. As in the reference, an unknown character without a token
+   for each of its bytes becomes unk (several in a row one unk if fuse_unk), or nothing where there is no unk; a pending
+   unk is written when the next known character or the end comes. */
+static int32_t sft__symbols(const SftTokenizer *t, int32_t *symbol, const char *word, size_t n) {
+    int32_t count = 0;
+    bool pending = false;
+    for (size_t i = 0; i < n;) {
+        size_t from = i;
+        int32_t id;
+        if (t->byte_level) {
+            id = t->byte_id[(uint8_t)word[i++]];
+        } else {
+            uint32_t c = sft__char(word, &i);
+            id = sft__char_id(t, c, word + from, i - from);
+        }
+        if (id >= 0) {
+            if (pending) symbol[count++] = t->unk;
+            pending = false;
+            symbol[count++] = id;
+            continue;
+        }
+        bool bytes = t->byte_fallback;
+        for (size_t k = from; k < i && bytes; k++) bytes = t->byte_id[(uint8_t)word[k]] >= 0;
+        if (bytes) {
+            for (size_t k = from; k < i; k++) symbol[count++] = t->byte_id[(uint8_t)word[k]];
+        } else if (t->unk >= 0) {
+            if (pending && !t->fuse_unk) symbol[count++] = t->unk;
+            pending = true;
+        }
+    }
+    if (pending) symbol[count++] = t->unk;
+    return count;
+}
+
+typedef struct { const SftTokenizer *t; Sft__Scratch *s; SftIds *out; } Sft__Encoder;
+
+static void sft__merge(Sft__Encoder *e, const char *word, size_t n) {
+    Sft__Scratch *s = e->s;
+    if (n <= SFT__SHORT) {
+        int32_t symbol[SFT__SHORT];
+        int count = sft__symbols(e->t, symbol, word, n);
+        if (count > 1) count = sft__merge_short(e->t, symbol, count);
+        sft__reserve(e->out, count);
+        for (int i = 0; i < count; i++) e->out->ids[e->out->n++] = symbol[i];
+        return;
+    }
+    if (n > INT32_MAX / 4) sft_die(SFT_BAD_INPUT, "a word of %zu bytes is too long for the tokenizer; cut the text", n);
+    if (n > s->room) {
+        s->room = n + n / 2;
+        s->symbol = sft_realloc(s->symbol, s->room * 4), s->next = sft_realloc(s->next, s->room * 4);
+        s->previous = sft_realloc(s->previous, s->room * 4), s->made = sft_realloc(s->made, s->room * 4);
+        s->rank = sft_realloc(s->rank, s->room * 4), s->heap = sft_realloc(s->heap, s->room * 16);
+    }
+    int32_t count = sft__merge_long(e->t, s, sft__symbols(e->t, s->symbol, word, n));
+    sft__reserve(e->out, count);
+    if (count) memcpy(e->out->ids + e->out->n, s->symbol, (size_t)count * 4);
+    e->out->n += count;
+}
+
+static void sft__word(Sft__Encoder *e, const char *word, size_t n) {
+    const SftTokenizer *t = e->t;
+    SftIds *out = e->out;
+    Sft__Entry *entry = NULL;
+    if (n <= SFT__KEY) {
+        entry = &e->s->cache[sft__hash(word, n) % SFT__CACHE];
+        if (entry->length == n && !memcmp(entry->key, word, n)) {
+            sft__reserve(out, SFT__CACHED);
+            memcpy(out->ids + out->n, entry->ids, sizeof entry->ids);
+            out->n += entry->n;
+            return;
+        }
+    }
+    int64_t before = out->n;
+    int32_t whole = t->ignore_merges ? sft__words_find(t->byte_level ? &t->raw : &t->words, word, n) : -1;
+    if (whole >= 0) sft__push(out, whole);
+    else sft__merge(e, word, n);
+    if (!entry || out->n - before > SFT__CACHED) return;
+    entry->length = (uint8_t)n, entry->n = (uint8_t)(out->n - before);
+    memcpy(entry->key, word, n);
+    if (entry->n) memcpy(entry->ids, out->ids + before, entry->n * sizeof *entry->ids);
+}
+
+/* Where a word of characters may be cut. A merge of tokens A and B joins A's last character to B's first; so where two
+   neighbouring characters x y are not (last of A, first of B) for any merge, no merge can ever reach across, and both
+   sides may be merged on their own. This makes words of the endless text of SentencePiece-like models: tokens hold "▁"
+   only at their beginning, so "e▁" is never joined. `joined` is a bit set over a hash of (x, y): a false alarm costs a
+   cut, nothing else. Holds only if whatever can be merged is spelled as the text it stands for, which loading checks;
+   and a run of unknown characters is one unknown token, so beside those there is no cut. */
+enum { SFT__JOINED = 1 << 17 };
+static inline uint32_t sft__joins(uint32_t x, uint32_t y) { return (x * 0x9e3779b1u ^ y * 0x85ebca77u) * 0xc2b2ae3du >> 15; }
+
+static void sft__text(Sft__Encoder *e, const char *text, size_t n) {
+    const SftTokenizer *t = e->t;
+    if (!t->joined) {
+        sft__word(e, text, n);
+        return;
+    }
+    size_t from = 0, i = 0, at;
+    uint32_t x = sft__char(text, &i), y;
+    int32_t id = sft__char_id(t, x, text, i), id_y;
+    for (int chars = 1; from < n; chars++, x = y, id = id_y) {
+        at = i, y = 0, id_y = -1;
+        if (i < n) {
+            y = sft__char(text, &i);
+            id_y = sft__char_id(t, y, text + at, i - at);
+            uint32_t bit = sft__joins(x, y);
+            if (t->joined[bit / 8] >> bit % 8 & 1) continue;
+            if (!t->all_known && (id < 0 || id_y < 0)) continue;
+        }
+        if (chars == 1 && id >= 0) sft__push(e->out, id);
+        else sft__word(e, text + from, at - from);
+        from = at, chars = 0;
+    }
+}
+
+/* ================================================================================================================
+   Normalizer and pre-tokenizer
+   ================================================================================================================ */
+static bool sft__white(uint32_t c) { // Unicode's White_Space
+    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+// Bytes of white space at the beginning of text[0..n), and at its end.
+static size_t sft__white_left(const char *text, size_t n) {
+    size_t i = 0, at = 0;
+    while (i < n && sft__white(sft__char(text, &i))) at = i;
+    return at;
+}
+static size_t sft__white_right(const char *text, size_t n) {
+    size_t at = n;
+    while (at) {
+        size_t i = at - 1;
+        while (((uint8_t)text[i] & 0xc0) == 0x80) i--;
+        size_t begin = i;
+        if (!sft__white(sft__char(text, &i))) break;
+        at = begin;
+    }
+    return n - at;
+}
+
+static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n) {
+    size_t done = 0;
+    if (!step->regex) {
+        for (const char *p; done < n && (p = memchr(text + done, step->from, n - done)); done = (size_t)(p - text) + 1) {
+            sft__add(out, text + done, (size_t)(p - text) - done);
+            sft__add(out, step->text, step->n);
+        }
+    } else {
+        for (Sft__Finder f = {step->regex, text, n, 0, SIZE_MAX, 0, 0}; sft__find(&f, s); done = f.to) {
+            sft__add(out, text + done, f.from - done);
+            sft__add(out, step->text, step->n);
+        }
+    }
+    sft__add(out, text + done, n - done);
+}
+
+// NFC and its kin change only text that has a character of t->unstable.
+static const char *sft__unicode(const SftTokenizer *t, const Sft__Step *step, Sft__Bytes *out, const char *text, size_t *n) {
+    size_t i = 0;
+    while (i < *n) {
+        if (!((uint8_t)text[i] & 0x80)) {
+            i++;
+            continue;
+        }
+        uint32_t c = sft__char(text, &i);
+        if (t->unstable[c / 8] >> c % 8 & 1) break;
+        if (i == *n) return text;
+    }
+    if (i == *n && (!i || !((uint8_t)text[i - 1] & 0x80))) return text;
+    utf8proc_uint8_t *result = NULL;
+    utf8proc_ssize_t m = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)*n, &result, (utf8proc_option_t)step->mode);
+    if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
+    sft__add(out, (char *)result, (size_t)m);
+    free(result);
+    *n = out->n;
+    return out->p;
+}
+
+static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const char *text, size_t *n) {
+    for (int i = 0; i < t->normalizer.n && *n; i++) {
+        const Sft__Step *step = &t->normalizer.step[i];
+        Sft__Bytes *out = &s->normal[i % 2];
+        if (text == out->p) out = &s->normal[(i + 1) % 2]; // a step that changed nothing wrote nothing
+        out->n = 0;
+        if (step->kind == SFT__UNICODE) {
+            text = sft__unicode(t, step, out, text, n);
+        } else if (step->kind == SFT__TRIM) {
+            size_t left = step->mode & 1 ? sft__white_left(text, *n) : 0;
+            text += left, *n -= left;
+            if (step->mode & 2) *n -= sft__white_right(text, *n);
+            sft__add(out, text, *n);
+            text = out->p;
+        } else {
+            if (step->kind == SFT__PREPEND) sft__add(out, step->text, step->n), sft__add(out, text, *n);
+            else sft__replace(step, out, s, text, *n);
+            text = out->p, *n = out->n;
+        }
+    }
+    return text;
+}
+
+// Cuts text[0..n) by the pre-tokenizer's steps from `step` on and encodes the words. first: it begins the whole text.
+static void sft__pieces(Sft__Encoder *e, int step, const char *text, size_t n, bool first);
+
+// Matches and what lies between them, in order, turned into pieces as the step's mode says.
+static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
+    const Sft__Step *step = &e->t->pre_tokenizer.step[at];
+    Sft__Finder f = {step->regex, text, n, 0, SIZE_MAX, 0, 0};
+    size_t done = 0, from = 0, to = 0; // [from, to): the piece that may still grow
+    bool open = false, before = false, more = true, found = false;
+    while (done < n || found) {
+        bool match = found;
+        size_t a = done, b = f.to;
+        if (found) {
+            a = f.from, found = false;
+        } else {
+            more = more && sft__find(&f, e->s);
+            b = more ? f.from : n, found = more;
+            if (a == b) continue; // nothing lies between two matches
+        }
+        done = b;
+        match ^= step->invert;
+        if (step->mode == SFT__ISOLATED || step->mode == SFT__REMOVED) {
+            if (!match || step->mode == SFT__ISOLATED) sft__pieces(e, at + 1, text + a, b - a, first && a == 0);
+            continue;
+        }
+        bool grows = step->mode == SFT__CONTIGUOUS ? match == before : step->mode == SFT__WITH_PREVIOUS ? match && !before : before && !match;
+        if (open && !grows) sft__pieces(e, at + 1, text + from, to - from, first && from == 0);
+        if (!open || !grows) from = a;
+        to = b, open = true, before = match;
+    }
+    if (open) sft__pieces(e, at + 1, text + from, to - from, first && from == 0);
+}
+
+static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
+    if (!n) return;
+    if (at == e->t->pre_tokenizer.n) {
+        sft__text(e, text, n);
+        return;
+    }
+    const Sft__Step *step = &e->t->pre_tokenizer.step[at];
+    Sft__Bytes *out = &e->s->step[at];
+    out->n = 0;
+    if (step->kind == SFT__SPLIT) {
+        sft__split(e, at, text, n, first);
+        return;
+    }
+    if (step->kind == SFT__SPACES) {
+        bool has = *text == ' ' || (n >= step->n && !memcmp(text, step->text, step->n));
+        if (!has && (step->mode == SFT__ALWAYS || (step->mode == SFT__FIRST && first))) sft__add(out, step->text, step->n);
+        sft__replace(step, out, e->s, text, n);
+    } else { // SFT__BYTES
+        for (size_t i = 0; i < n; i++) sft__add_char(out, sft__byte_char((uint8_t)text[i]));
+    }
+    sft__pieces(e, at + 1, out->p, out->n, first);
+}
+
+/* ================================================================================================================
+   Added tokens, encode
+   ================================================================================================================ */
+// The longest token of `set` that stands at text[at..n), NULL if none: narrows the sorted list byte by byte.
+static const Sft__Added *sft__added_at(const Sft__AddedSet *set, const char *text, size_t n, size_t at) {
+    const Sft__Added *best = NULL;
+    uint8_t c = (uint8_t)text[at];
+    int low = set->first[c], high = set->first[c + 1];
+    for (size_t k = 1; low < high; k++) {
+        if (set->token[low].n == k) best = &set->token[low++]; // a text sorts before those that continue it
+        if (at + k == n) break;
+        c = (uint8_t)text[at + k];
+        for (int way = 0; way < 2; way++) { // the range whose byte k is c
+            int a = low, b = high;
+            while (a < b) {
+                int m = a + (b - a) / 2;
+                uint8_t d = (uint8_t)set->token[m].text[k];
+                if (d < c || (way && d == c)) a = m + 1;
+                else b = m;
+            }
+            if (way) high = a;
+            else low = a;
+        }
+    }
+    return best;
+}
+
+static bool sft__word_char(Sft__Encoder *e, const char *text, size_t n) { // does text begin with a letter, digit or the like
+    return n && sft__find(&(Sft__Finder){e->t->word_char, text, n, 0, SIZE_MAX, 0, 0}, e->s);
+}
+
+static void sft__piece(Sft__Encoder *e, int level, const char *text, size_t n, bool first);
+
+/* Finds the added tokens of one level (0: text as it is, 1: normalized) and hands what lies between them to the next.
+   A token may take white space around it (lstrip, rstrip) or ask not to touch a word (single_word). */
+static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
+    const Sft__AddedSet *set = level ? &e->t->normalized : &e->t->plain;
+    size_t done = 0;
+    for (size_t i = 0; set->n && i < n;) {
+        uint8_t c = (uint8_t)text[i];
+        const Sft__Added *a = set->first[c] < set->first[c + 1] ? sft__added_at(set, text, n, i) : NULL;
+        if (!a) {
+            i++;
+            continue;
+        }
+        size_t from = i, to = i + a->n;
+        i = to;
+        if (a->word) {
+            size_t last = from;
+            while (last && ((uint8_t)text[--last] & 0xc0) == 0x80) {}
+            if ((from && sft__word_char(e, text + last, from - last)) || sft__word_char(e, text + to, n - to)) continue;
+        }
+        if (a->left && from > done) from -= sft__white_right(text + done, from - done);
+        if (a->right) to += sft__white_left(text + to, n - to);
+        if (from > done) sft__piece(e, level, text + done, from - done, first && done == 0);
+        sft__push(e->out, a->id);
+        done = to;
+    }
+    if (done < n) sft__piece(e, level, text + done, n - done, first && done == 0);
+}
+
+static void sft__piece(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
+    if (level) {
+        sft__pieces(e, 0, text, n, first);
+        return;
+    }
+    text = sft__normalize(e->t, e->s, text, &n);
+    if (n) sft__added(e, 1, text, n, first);
+}
+
+void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, bool add_special) {
+    Sft__Encoder e = {t, sft__borrow(t), out};
+    sft__reserve(out, (int64_t)n / 3 + t->prefix.n + t->suffix.n);
+    for (int64_t i = 0; add_special && i < t->prefix.n; i++) sft__push(out, t->prefix.ids[i]);
+    text = sft__utf8(&e.s->utf8, text, &n);
+    if (n) sft__added(&e, 0, text, n, true);
+    for (int64_t i = 0; add_special && i < t->suffix.n; i++) sft__push(out, t->suffix.ids[i]);
+    sft__give(e.s);
+}
+
+/* ================================================================================================================
+   Decode
+   ================================================================================================================ */
+typedef struct { Sft__Bytes text; size_t *end; size_t n; } Sft__Tokens; // tokens side by side; token i ends at end[i]
+
+// <0x41>: runs of such tokens are bytes; a run that is not UTF-8 becomes one U+FFFD per byte.
+static void sft__unhex(Sft__Tokens *out, const Sft__Tokens *in) {
+    char run[3], *stop;
+    size_t from = 0, begin = 0; // begin: where the current run of bytes begins in out
+    bool in_run = false;
+    out->n = 0;
+    for (size_t i = 0; i <= in->n; i++) {
+        const char *p = in->text.p + from;
+        size_t n = i < in->n ? in->end[i] - from : 0;
+        bool hex = n == 6 && !memcmp(p, "<0x", 3) && p[5] == '>' && (memcpy(run, p + 3, 2), run[2] = 0, run[0] != '-') &&
+                   run[0] != ' ' && (run[0] != '+' || run[1]) && (strtol(run, &stop, 16), stop == run + 2);
+        if (in_run && !hex) { // the run ends: valid?
+            size_t bytes = out->text.n - begin, k = 0;
+            while (k < bytes) {
+                int step = sft__valid((uint8_t *)out->text.p + begin + k, bytes - k);
+                if (step < 0) break;
+                k += (size_t)step;
+            }
+            if (k < bytes) {
+                out->text.n = begin;
+                for (k = 0; k < bytes; k++) sft__add(&out->text, "\xef\xbf\xbd", 3);
+            }
+            out->end[out->n++] = out->text.n;
+        }
+        if (hex) {
+            char byte = (char)strtol(run, NULL, 16);
+            if (!in_run) begin = out->text.n;
+            sft__add(&out->text, &byte, 1);
+        } else if (i < in->n) {
+            sft__add(&out->text, p, n);
+            out->end[out->n++] = out->text.n;
+        }
+        in_run = hex, from += n;
+    }
+}
+
+static void sft__unbytes(Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *lossy) {
+    size_t from = 0;
+    for (size_t k = 0; k < in->n; from = in->end[k++]) {
+        size_t mark = out->text.n;
+        for (size_t i = from; i < in->end[k];) {
+            int byte = sft__char_byte(sft__char(in->text.p, &i));
+            char c = (char)byte;
+            if (byte >= 0) {
+                sft__add(&out->text, &c, 1);
+                continue;
+            }
+            out->text.n = mark; // one character that spells no byte: the whole token stands for itself
+            sft__add(&out->text, in->text.p + from, in->end[k] - from);
+            break;
+        }
+    }
+    size_t n = out->text.n;
+    const char *valid = sft__utf8(lossy, out->text.p, &n);
+    if (valid != out->text.p) {
+        out->text.n = 0;
+        sft__add(&out->text, valid, n);
+    }
+    out->end[0] = out->text.n, out->n = 1;
+}
+
+static void sft__strip(Sft__Tokens *out, const Sft__Step *step, const char *p, size_t n) {
+    size_t k = step->n; // one character
+    for (int i = 0; i < step->left && n >= k && !memcmp(p, step->text, k); i++) p += k, n -= k;
+    for (int i = 0; i < step->right && n >= k && !memcmp(p + n - k, step->text, k); i++) n -= k;
+    sft__add(&out->text, p, n);
+}
+
+static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Scratch *s) {
+    out->text.n = out->n = 0;
+    if (step->kind == SFT__UNHEX) {
+        sft__unhex(out, in);
+    } else if (step->kind == SFT__UNBYTES) {
+        sft__unbytes(out, in, &s->utf8);
+    } else if (step->kind == SFT__FUSE) {
+        sft__add(&out->text, in->text.p, in->text.n);
+        out->end[0] = out->text.n, out->n = 1;
+    } else {
+        size_t from = 0;
+        for (size_t k = 0; k < in->n; from = in->end[k++]) {
+            const char *p = in->text.p + from;
+            size_t n = in->end[k] - from;
+            if (step->kind == SFT__STRIP) {
+                sft__strip(out, step, p, n);
+            } else if (step->kind == SFT__REPLACE) {
+                sft__replace(step, &out->text, s, p, n);
+            } else { // SFT__UNSPACES
+                Sft__Step space = {.kind = SFT__REPLACE, .regex = step->regex, .text = " ", .n = k == 0 && step->mode != SFT__NEVER ? 0 : 1};
+                sft__replace(&space, &out->text, s, p, n);
+            }
+            out->end[out->n++] = out->text.n;
+        }
+    }
+}
+
+char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip_special, size_t *bytes) {
+    Sft__Scratch *s = sft__borrow(t);
+    Sft__Tokens a = {.end = SFT_NEW(size_t, n + 1)}, b = {.end = SFT_NEW(size_t, n + 1)};
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = ids[i];
+        if (id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE || (skip_special && t->special[id])) continue;
+        if (t->joins_with_space && a.n) sft__add(&a.text, " ", 1);
+        sft__add(&a.text, t->words.text.p + t->words.at[id], t->words.length[id]);
+        a.end[a.n++] = a.text.n;
+    }
+    for (int i = 0; i < t->decoder.n && a.n; i++) {
+        sft__decode_step(&t->decoder.step[i], &b, &a, s);
+        Sft__Tokens swap = a;
+        a = b, b = swap;
+    }
+    sft__give(s);
+    if (bytes) *bytes = a.text.n;
+    sft__add(&a.text, "", 1);
+    free(a.end), free(b.end), free(b.text.p);
+    return a.text.p;
+}
+
+int64_t sft_vocab_size(const SftTokenizer *t) { return t->words.ids; }
+int32_t sft_token_id(const SftTokenizer *t, const char *token) { return sft__words_find(&t->words, token, strlen(token)); }
+const char *sft_token_text(const SftTokenizer *t, int32_t id) {
+    return id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE ? NULL : t->words.text.p + t->words.at[id];
+}
+int32_t sft_bos(const SftTokenizer *t) { return t->bos; }
+int32_t sft_eos(const SftTokenizer *t) { return t->eos; }
+bool sft_adds_bos(const SftTokenizer *t) { return t->prefix.n > 0; }
+const char *sft_chat_template(const SftTokenizer *t) { return t->chat_template; }
+
+/* ================================================================================================================
+   Loading
+   ================================================================================================================ */
+static const char *sft__string(const SftTokenizer *t, json_t *o, const char *key, const char *absent) {
+    json_t *v = json_object_get(o, key);
+    if ((!v || json_is_null(v)) && absent) return absent;
+    if (!json_is_string(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be a string%s", t->file, key, v ? "" : ", and is missing");
+    return json_string_value(v);
+}
+
+static bool sft__flag(const SftTokenizer *t, json_t *o, const char *key, bool absent) {
+    json_t *v = json_object_get(o, key);
+    if (!v || json_is_null(v)) return absent;
+    if (!json_is_boolean(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be true or false", t->file, key);
+    return json_is_true(v);
+}
+
+static json_t *sft__array(const SftTokenizer *t, json_t *o, const char *key) {
+    json_t *v = json_object_get(o, key);
+    if (!json_is_array(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be a list%s", t->file, key, v ? "" : ", and is missing");
+    return v;
+}
+
+static int32_t sft__id(const SftTokenizer *t, json_t *v, const char *token) {
+    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > SFT__MAX_ID)
+        sft_die(SFT_BAD_INPUT, "%s: the id of \"%.80s\" must be a whole number from 0 to %d", t->file, token, SFT__MAX_ID);
+    return (int32_t)json_integer_value(v);
+}
+
+static int sft__choice(const SftTokenizer *t, const char *what, const char *word, const char *const *words, int n) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(word, words[i])) return i;
+    sft_die(SFT_BAD_INPUT, "%s: %s \"%.80s\" is not supported", t->file, what, word);
+}
+
+static Sft__Step *sft__step(const SftTokenizer *t, Sft__Pipeline *p, Sft__Kind kind, const char *text) {
+    if (p->n == SFT__STEPS) sft_die(SFT_BAD_INPUT, "%s: more than %d steps in one pipeline are not supported", t->file, SFT__STEPS);
+    Sft__Step *step = &p->step[p->n++];
+    *step = (Sft__Step){.kind = kind, .n = strlen(text), .text = sft_format("%s", text)};
+    return step;
+}
+
+// {"String": "..."} or {"Regex": "..."}. A single byte needs no regex.
+static void sft__pattern(const SftTokenizer *t, Sft__Step *step, json_t *o) {
+    json_t *pattern = json_object_get(o, "pattern");
+    const char *text = json_string_value(json_object_get(pattern, "String"));
+    if (text && strlen(text) == 1 && step->kind == SFT__REPLACE) step->from = *text;
+    else if (text) step->regex = sft__literal(t->file, text, strlen(text));
+    else step->regex = sft__regex(t->file, sft__string(t, pattern, "Regex", NULL), strlen(sft__string(t, pattern, "Regex", NULL)));
+}
+
+typedef void Sft__Load(SftTokenizer *t, json_t *o);
+// If o is a Sequence, loads each of its parts, which stand under `key`.
+static bool sft__sequence(SftTokenizer *t, json_t *o, const char *key, Sft__Load *load) {
+    if (strcmp(sft__string(t, o, "type", NULL), "Sequence")) return false;
+    json_t *list = sft__array(t, o, key);
+    for (size_t i = 0; i < json_array_size(list); i++) load(t, json_array_get(list, i));
+    return true;
+}
+
+static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
+    static const char *const types[] = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip"};
+    static const int forms[] = {UTF8PROC_COMPOSE, UTF8PROC_DECOMPOSE, UTF8PROC_COMPOSE | UTF8PROC_COMPAT, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
+    if (sft__sequence(t, o, "normalizers", sft__load_normalizer)) return;
+    int type = sft__choice(t, "normalizer", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
+    if (type < 4) {
+        sft__step(t, &t->normalizer, SFT__UNICODE, "")->mode = UTF8PROC_STABLE | forms[type];
+    } else if (type == 4) {
+        sft__step(t, &t->normalizer, SFT__PREPEND, sft__string(t, o, "prepend", NULL));
+    } else if (type == 5) {
+        sft__pattern(t, sft__step(t, &t->normalizer, SFT__REPLACE, sft__string(t, o, "content", NULL)), o);
+    } else {
+        sft__step(t, &t->normalizer, SFT__TRIM, "")->mode = sft__flag(t, o, "strip_left", true) + 2 * sft__flag(t, o, "strip_right", true);
+    }
+}
+
+static void sft__add_split(SftTokenizer *t, const char *regex, int mode, bool invert) {
+    Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
+    step->regex = sft__regex(t->file, regex, strlen(regex)), step->mode = mode, step->invert = invert;
+}
+
+static void sft__spaces(SftTokenizer *t, const char *replacement, int mode) {
+    Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPACES, replacement);
+    step->mode = mode, step->from = ' ';
+}
+
+static const char *const sft__schemes[] = {"never", "first", "always"};
+static int sft__scheme(SftTokenizer *t, json_t *o) { // older files say add_prefix_space
+    const char *absent = sft__flag(t, o, "add_prefix_space", true) ? "always" : "never";
+    return sft__choice(t, "prepend_scheme", sft__string(t, o, "prepend_scheme", absent), sft__schemes, 3);
+}
+
+static void sft__load_pre_tokenizer(SftTokenizer *t, json_t *o) {
+    static const char *const types[] = {"Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit"};
+    static const char *const modes[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
+    if (sft__sequence(t, o, "pretokenizers", sft__load_pre_tokenizer)) return;
+    Sft__Pipeline *p = &t->pre_tokenizer;
+    int type = sft__choice(t, "pre_tokenizer", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
+    int mode = type == 0 || type == 4 ? sft__choice(t, "behavior", sft__string(t, o, "behavior", type ? "Isolated" : NULL), modes, 5) : 0;
+    if (type == 0) {
+        Sft__Step *step = sft__step(t, p, SFT__SPLIT, "");
+        step->mode = mode, step->invert = sft__flag(t, o, "invert", false);
+        sft__pattern(t, step, o);
+    } else if (type == 1) {
+        if (sft__flag(t, o, "add_prefix_space", true)) sft__spaces(t, " ", SFT__ALWAYS);
+        if (sft__flag(t, o, "use_regex", true)) sft__add_split(t, SFT__GPT2, SFT__ISOLATED, false);
+        sft__step(t, p, SFT__BYTES, "");
+    } else if (type == 2) {
+        sft__add_split(t, "\\p{N}", sft__flag(t, o, "individual_digits", false) ? SFT__ISOLATED : SFT__CONTIGUOUS, false);
+    } else if (type == 3) {
+        const char *replacement = sft__string(t, o, "replacement", "\xe2\x96\x81");
+        sft__spaces(t, replacement, sft__scheme(t, o));
+        if (!sft__flag(t, o, "split", true)) return;
+        Sft__Step *step = sft__step(t, p, SFT__SPLIT, "");
+        step->regex = sft__literal(t->file, replacement, strlen(replacement)), step->mode = SFT__WITH_NEXT;
+    } else if (type == 4) {
+        sft__add_split(t, "[!-/:-@\\[-`{-~\\p{P}]", mode, false);
+    } else {
+        sft__add_split(t, type == 5 ? "\\w+|[^\\w\\s]+" : "\\s", SFT__REMOVED, type == 5);
+    }
+}
+
+static void sft__load_decoder(SftTokenizer *t, json_t *o) {
+    static const char *const types[] = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"};
+    static const Sft__Kind kinds[] = {SFT__UNBYTES, SFT__REPLACE, SFT__UNHEX, SFT__FUSE, SFT__STRIP, SFT__UNSPACES};
+    static const char *const texts[] = {NULL, "content", NULL, NULL, "content", "replacement"};
+    if (sft__sequence(t, o, "decoders", sft__load_decoder)) return;
+    int type = sft__choice(t, "decoder", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
+    Sft__Step *step = sft__step(t, &t->decoder, kinds[type], texts[type] ? sft__string(t, o, texts[type], NULL) : "");
+    if (type == 1) sft__pattern(t, step, o);
+    if (type == 4) {
+        step->left = (int)json_integer_value(json_object_get(o, "start"));
+        step->right = (int)json_integer_value(json_object_get(o, "stop"));
+        if (!step->n) sft_die(SFT_BAD_INPUT, "%s: the decoder Strip has no content", t->file);
+    }
+    if (type == 5) step->mode = sft__scheme(t, o), step->regex = sft__literal(t->file, step->text, step->n);
+}
+
+static void sft__load_post_processor(SftTokenizer *t, json_t *o) {
+    static const char *const types[] = {"ByteLevel", "TemplateProcessing"};
+    if (sft__sequence(t, o, "processors", sft__load_post_processor)) return;
+    if (!sft__choice(t, "post_processor", sft__string(t, o, "type", NULL), types, SFT_COUNT(types))) return; // changes no id
+    json_t *single = sft__array(t, o, "single"), *special = json_object_get(o, "special_tokens");
+    SftIds *to = &t->prefix;
+    for (size_t i = 0; i < json_array_size(single); i++) {
+        json_t *part = json_array_get(single, i), *token = json_object_get(part, "SpecialToken");
+        if (!token) {
+            if (!json_object_get(part, "Sequence") || to == &t->suffix)
+                sft_die(SFT_BAD_INPUT, "%s: post_processor: \"single\" must hold SpecialToken and one Sequence", t->file);
+            to = &t->suffix;
+            continue;
+        }
+        const char *name = sft__string(t, token, "id", NULL);
+        json_t *ids = sft__array(t, json_object_get(special, name), "ids");
+        for (size_t k = 0; k < json_array_size(ids); k++) {
+            int32_t id = sft__id(t, json_array_get(ids, k), name);
+            if (!sft_token_text(t, id)) sft_die(SFT_BAD_INPUT, "%s: post_processor: no token has the id %d of \"%.80s\"", t->file, id, name);
+            sft__push(to, id);
+        }
+    }
+    if (to == &t->prefix) sft_die(SFT_BAD_INPUT, "%s: post_processor: \"single\" has no Sequence", t->file);
+}
+
+// The vocabulary, and room for `more` ids and strings behind it. `o`: {"token": id, ...}
+static void sft__load_vocab(SftTokenizer *t, json_t *o, int32_t highest, size_t more) {
+    const char *token;
+    json_t *v;
+    if (!json_is_object(o)) sft_die(SFT_BAD_INPUT, "%s: \"vocab\" must be an object of tokens and their ids", t->file);
+    json_object_foreach(o, token, v) highest = SFT_MAX(highest, sft__id(t, v, token));
+    sft__words_open(&t->words, highest + 1, json_object_size(o) + more);
+    json_object_foreach(o, token, v) {
+        int32_t id = (int32_t)json_integer_value(v);
+        if (t->words.length[id] != SFT__HOLE)
+            sft_die(SFT_BAD_INPUT, "%s: \"%.80s\" and \"%.80s\" have the same id %d", t->file, sft_token_text(t, id), token, id);
+        sft__words_put(&t->words, token, strlen(token), id);
+    }
+}
+
+static void sft__merges_open(SftTokenizer *t, size_t n) {
+    if (n >= UINT32_MAX / SFT__SHORT) sft_die(SFT_BAD_INPUT, "%s: %zu merges are too many", t->file, n);
+    for (t->merge_mask = 15; t->merge_mask < 2 * n; t->merge_mask = 2 * t->merge_mask + 1) {}
+    t->merge = sft_realloc(NULL, (t->merge_mask + 1) * sizeof *t->merge);
+    memset(t->merge, 0xff, (t->merge_mask + 1) * sizeof *t->merge);
+}
+
+static void sft__put_merge(SftTokenizer *t, int32_t a, int32_t b, uint32_t rank, int32_t id) {
+    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, i = (pair * 0x9e3779b97f4a7c15u) >> 20;
+    while (t->merge[i & t->merge_mask].pair != SFT__NONE && t->merge[i & t->merge_mask].pair != pair) i++;
+    t->merge[i & t->merge_mask] = (Sft__Merge){pair, rank, id}; // of a pair that comes twice the later counts
+}
+
+// The merge of rank `rank`: left and right are joined to the token that they spell together.
+static void sft__merge_of(SftTokenizer *t, Sft__Bytes *joined, size_t rank, const char *left, size_t n, const char *right, size_t m) {
+    joined->n = 0;
+    sft__add(joined, left, n), sft__add(joined, right, m), sft__add(joined, "", 1);
+    int32_t a = sft__words_find(&t->words, left, n), b = sft__words_find(&t->words, right, m);
+    int32_t id = sft__words_find(&t->words, joined->p, n + m);
+    if (a < 0 || b < 0 || id < 0)
+        sft_die(SFT_BAD_INPUT, "%s: merge %zu (\"%.*s\" \"%.*s\"): \"%.200s\" is not in the vocabulary", t->file, rank + 1, (int)SFT_MIN(n, 80), left,
+                (int)SFT_MIN(m, 80), right, a < 0 ? left : b < 0 ? right : joined->p);
+    sft__put_merge(t, a, b, (uint32_t)rank, id);
+}
+
+static void sft__load_merges(SftTokenizer *t, json_t *list) {
+    Sft__Bytes joined = {0};
+    size_t rank = 0, count = json_array_size(list);
+    sft__merges_open(t, count);
+    for (size_t i = 0; i < count; i++) {
+        json_t *v = json_array_get(list, i), *x = json_array_get(v, 0), *y = json_array_get(v, 1);
+        if (json_is_string(v)) { // "left right"
+            const char *s = json_string_value(v), *space = strchr(s, ' ');
+            if (!strncmp(s, "#version", 8)) continue;
+            if (!space || strchr(space + 1, ' ')) sft_die(SFT_BAD_INPUT, "%s: merge %zu is \"%.80s\", expected two tokens and a space between", t->file, i + 1, s);
+            sft__merge_of(t, &joined, rank++, s, (size_t)(space - s), space + 1, strlen(space + 1));
+        } else {
+            if (json_array_size(v) != 2 || !json_is_string(x) || !json_is_string(y))
+                sft_die(SFT_BAD_INPUT, "%s: merge %zu must be \"left right\" or [\"left\", \"right\"]", t->file, i + 1);
+            sft__merge_of(t, &joined, rank++, json_string_value(x), json_string_length(x), json_string_value(y), json_string_length(y));
+        }
+    }
+    free(joined.p);
+}
+
+// Added tokens: {"id", "content", flags}. rename: a token may give a new name to an id of the vocabulary.
+static void sft__load_added(SftTokenizer *t, json_t *o, int32_t id, Sft__Added *a, bool rename) {
+    const char *content = sft__string(t, o, "content", NULL);
+    size_t n = strlen(content);
+    if (!n) sft_die(SFT_BAD_INPUT, "%s: the added token with id %d is empty", t->file, id);
+    int32_t other = sft__words_find(&t->words, content, n);
+    const char *name = sft_token_text(t, id);
+    if (other >= 0 && other != id) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" has id %d, the vocabulary says %d", t->file, content, id, other);
+    if (other < 0 && name && !rename) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" has id %d, which is \"%.80s\"", t->file, content, id, name);
+    if (other < 0) sft__words_put(&t->words, content, n, id);
+    bool special = sft__flag(t, o, "special", false);
+    *a = (Sft__Added){sft_format("%s", content), n, id, sft__flag(t, o, "lstrip", false), sft__flag(t, o, "rstrip", false),
+                      sft__flag(t, o, "single_word", false), special, sft__flag(t, o, "normalized", !special)};
+    t->special[id] = special;
+}
+
+static int sft__by_text(const void *x, const void *y) {
+    const Sft__Added *a = x, *b = y;
+    int order = memcmp(a->text, b->text, SFT_MIN(a->n, b->n));
+    return order ? order : (a->n > b->n) - (a->n < b->n);
+}
+
+// Sorts the added tokens into the two sets; the normalized ones are looked for as the normalizer leaves them.
+static void sft__added_sets(SftTokenizer *t, Sft__Added *list, int n, bool spell) {
+    Sft__Scratch *s = sft__borrow(t);
+    for (int level = 0; level < 2; level++) {
+        Sft__AddedSet *set = level ? &t->normalized : &t->plain;
+        set->token = SFT_NEW(Sft__Added, n);
+        for (int i = 0; i < n; i++) {
+            if (list[i].normalized != (level == 1)) continue;
+            Sft__Added *a = &set->token[set->n];
+            *a = list[i];
+            if (level && spell) {
+                const char *text = sft__normalize(t, s, a->text, &a->n);
+                char *copy = sft_alloc(a->n + 1);
+                memcpy(copy, text, a->n);
+                free(a->text), a->text = copy;
+            }
+            if (a->n) set->n++;
+            else free(a->text);
+            if (a->word && !t->word_char) t->word_char = sft__compile(t->file, SFT__WORD_CHAR, sizeof SFT__WORD_CHAR - 1);
+        }
+        qsort(set->token, (size_t)set->n, sizeof *set->token, sft__by_text);
+        for (int i = 1; i < set->n; i++)
+            if (!sft__by_text(&set->token[i - 1], &set->token[i])) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" comes twice", t->file, set->token[i].text);
+        for (int b = 0, i = 0; b <= 256; b++) {
+            while (i < set->n && (uint8_t)set->token[i].text[0] < b) i++;
+            set->first[b] = i;
+        }
+    }
+    sft__give(s);
+}
+
+/* The code points that normalization may change, alone or by joining the one before: all with a combining class, all
+   that decompose and do not come back, and everything but the first in any decomposition. */
+static void sft__find_unstable(SftTokenizer *t) {
+    bool compose = true;
+    t->unstable = SFT_NEW(uint8_t, 0x110000 / 8);
+    for (int i = 0; i < t->normalizer.n; i++) {
+        if (t->normalizer.step[i].kind == SFT__UNICODE && t->normalizer.step[i].mode != (UTF8PROC_STABLE | UTF8PROC_COMPOSE)) compose = false;
+    }
+    for (int32_t c = 0x80; c < 0x110000; c++) {
+        if (c >= 0xd800 && c < 0xe000) continue;
+        int32_t parts[32];
+        bool changes = utf8proc_get_property(c)->combining_class != 0;
+        utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 32, UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT), NULL);
+        if (n != 1 || parts[0] != c) {
+            for (utf8proc_ssize_t k = 1; k < n && k < 32; k++) t->unstable[parts[k] / 8] |= (uint8_t)(1 << parts[k] % 8);
+            if (compose && n > 0 && n <= 32) n = utf8proc_normalize_utf32(parts, n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+            changes = changes || n != 1 || parts[0] != c;
+        }
+        if (changes) t->unstable[c / 8] |= (uint8_t)(1 << c % 8);
+    }
+}
+
+// Tables that the model's inner loops read, once vocabulary, merges and pre-tokenizer stand.
+static void sft__load_tables(SftTokenizer *t) {
+    Sft__Pipeline *p = &t->pre_tokenizer;
+    Sft__Words *w = &t->words;
+    char spelled[8];
+    t->byte_level = p->n && p->step[p->n - 1].kind == SFT__BYTES && !t->byte_fallback;
+    if (t->byte_level) free(p->step[--p->n].text); // bytes are looked up as bytes instead
+    t->all_known = t->byte_fallback;
+    for (int b = 0; b < 256; b++) {
+        size_t n = t->byte_level ? (size_t)utf8proc_encode_char((int32_t)sft__byte_char(b), (utf8proc_uint8_t *)spelled)
+                                 : (size_t)snprintf(spelled, sizeof spelled, "<0x%02X>", b);
+        t->byte_id[b] = sft__words_find(w, spelled, n);
+        t->all_known = t->all_known && t->byte_id[b] >= 0;
+    }
+    for (int i = 0; i < t->normalizer.n; i++)
+        if (t->normalizer.step[i].kind == SFT__UNICODE && !t->unstable) sft__find_unstable(t);
+    if (t->byte_level && t->ignore_merges) { // what the tokens stand for, to find whole words
+        sft__words_open(&t->raw, w->ids, (size_t)w->ids);
+        for (int32_t id = 0; id < w->ids; id++) {
+            Sft__Bytes raw = {0};
+            bool good = w->length[id] != SFT__HOLE;
+            for (size_t i = w->at[id], end = i + w->length[id]; good && i < end;) {
+                int byte = sft__char_byte(sft__char(w->text.p, &i));
+                char c = (char)byte;
+                good = byte >= 0;
+                sft__add(&raw, &c, 1);
+            }
+            if (good && raw.n) sft__words_put(&t->raw, raw.p, raw.n, id);
+            free(raw.p);
+        }
+    }
+    if (t->byte_level) return;
+    t->char_id = SFT_NEW(int32_t, 0x10000);
+    memset(t->char_id, 0xff, 0x10000 * 4);
+    for (int32_t id = 0; id < w->ids; id++) {
+        if (w->length[id] == SFT__HOLE || !w->length[id] || sft__length(w->text.p[w->at[id]]) != w->length[id]) continue;
+        size_t at = w->at[id];
+        uint32_t c = sft__char(w->text.p, &at);
+        if (c < 0x10000) t->char_id[c] = id;
+    }
+    if (t->ignore_merges) return; // there a whole text may be a token that merges do not make
+    t->joined = SFT_NEW(uint8_t, SFT__JOINED / 8);
+    for (uint64_t i = 0; i <= t->merge_mask; i++) {
+        if (t->merge[i].pair == SFT__NONE) continue;
+        int32_t a = (int32_t)(t->merge[i].pair >> 32), b = (int32_t)(uint32_t)t->merge[i].pair;
+        bool sound = a != t->unk && b != t->unk && w->length[a] && w->length[b];
+        for (int k = 0; k < 256 && sound && t->byte_fallback; k++) sound = a != t->byte_id[k] && b != t->byte_id[k];
+        if (!sound) {
+            free(t->joined), t->joined = NULL;
+            return;
+        }
+        size_t last = w->at[a] + w->length[a] - 1, first = w->at[b];
+        while (((uint8_t)w->text.p[last] & 0xc0) == 0x80) last--;
+        uint32_t x = sft__char(w->text.p, &last), y = sft__char(w->text.p, &first), bit = sft__joins(x, y);
+        t->joined[bit / 8] |= (uint8_t)(1 << bit % 8);
+    }
+}
+
+// tokenizer_config.json's and config.json's say: BOS, EOS, the chat template.
+static int32_t sft__special_id(SftTokenizer *t, json_t *config, json_t *model, const char *key, int32_t absent) {
+    char id_key[32];
+    json_t *v = json_object_get(config, key);
+    if (json_is_object(v)) v = json_object_get(v, "content");
+    if (json_is_string(v)) {
+        int32_t id = sft_token_id(t, json_string_value(v));
+        if (id < 0) sft_die(SFT_BAD_INPUT, "%s: the %s \"%.80s\" of tokenizer_config.json is not in the vocabulary", t->file, key, json_string_value(v));
+        return id;
+    }
+    if (v && !json_is_null(v)) sft_die(SFT_BAD_INPUT, "%s: %s in tokenizer_config.json must be a string or an object with \"content\"", t->file, key);
+    if (v) return -1; // null: there is none
+    snprintf(id_key, sizeof id_key, "%s_id", key);
+    v = json_object_get(model, id_key);
+    if (json_is_array(v)) v = json_array_get(v, 0);
+    return json_is_integer(v) && sft_token_text(t, (int32_t)json_integer_value(v)) ? (int32_t)json_integer_value(v) : absent;
+}
+
+static void sft__load_config(SftTokenizer *t, json_t *config, json_t *model, const char *folder, bool adds_bos, int32_t bos, int32_t eos) {
+    char path[4096];
+    t->bos = sft__special_id(t, config, model, "bos_token", bos);
+    t->eos = sft__special_id(t, config, model, "eos_token", eos);
+    if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
+    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", adds_bos)) sft__push(&t->prefix, t->bos);
+    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft__push(&t->suffix, t->eos);
+    json_t *v = json_object_get(config, "chat_template");
+    if (sft_exists(sft_path(path, folder, "chat_template.jinja"))) {
+        t->chat_template = sft_read_file(path, NULL);
+        return;
+    }
+    json_t *list = json_is_array(v) ? v : NULL;
+    v = list ? json_object_get(json_array_get(list, 0), "template") : v;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(list, i), "name"));
+        if (name && !strcmp(name, "default")) v = json_object_get(json_array_get(list, i), "template");
+    }
+    if (v && !json_is_null(v) && !json_is_string(v))
+        sft_die(SFT_BAD_INPUT, "%s: chat_template in tokenizer_config.json must be a string or a list of {\"name\", \"template\"}", t->file);
+    if (json_is_string(v)) t->chat_template = sft_format("%s", json_string_value(v));
+}
+
+// tokenizer.json
+static void sft__load_json(SftTokenizer *t, json_t *root) {
+    json_t *model = json_object_get(root, "model"), *merges = json_object_get(model, "merges"), *o;
+    if (!json_is_object(model)) sft_die(SFT_BAD_INPUT, "%s: has no \"model\"", t->file);
+    const char *type = sft__string(t, model, "type", "BPE");
+    if (strcmp(type, "BPE")) sft_die(SFT_BAD_INPUT, "%s: a tokenizer of type %.40s is not supported, only BPE", t->file, type);
+    json_t *added = json_object_get(root, "added_tokens");
+    if (added && !json_is_null(added) && !json_is_array(added)) sft_die(SFT_BAD_INPUT, "%s: \"added_tokens\" must be a list", t->file);
+    if (*sft__string(t, model, "continuing_subword_prefix", "") || *sft__string(t, model, "end_of_word_suffix", ""))
+        sft_die(SFT_BAD_INPUT, "%s: continuing_subword_prefix and end_of_word_suffix are not supported", t->file);
+    if (json_number_value(json_object_get(model, "dropout")) != 0) sft_die(SFT_BAD_INPUT, "%s: BPE dropout is not supported", t->file);
+    int32_t highest = -1;
+    size_t n = json_array_size(added);
+    for (size_t i = 0; i < n; i++) {
+        o = json_array_get(added, i);
+        highest = SFT_MAX(highest, sft__id(t, json_object_get(o, "id"), sft__string(t, o, "content", NULL)));
+    }
+    sft__load_vocab(t, json_object_get(model, "vocab"), highest, n);
+    if (!json_is_array(merges)) sft_die(SFT_BAD_INPUT, "%s: \"merges\" must be a list", t->file);
+    sft__load_merges(t, merges);
+    t->byte_fallback = sft__flag(t, model, "byte_fallback", false), t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
+    t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
+    const char *unk = sft__string(t, model, "unk_token", "");
+    t->unk = *unk ? sft_token_id(t, unk) : -1;
+    if (*unk && t->unk < 0) sft_die(SFT_BAD_INPUT, "%s: unk_token \"%.80s\" is not in the vocabulary", t->file, unk);
+    if (json_is_object(o = json_object_get(root, "normalizer"))) sft__load_normalizer(t, o);
+    if (json_is_object(o = json_object_get(root, "pre_tokenizer"))) sft__load_pre_tokenizer(t, o);
+    if (json_is_object(o = json_object_get(root, "decoder"))) sft__load_decoder(t, o);
+    else t->joins_with_space = true;
+    sft__load_tables(t);
+    t->special = SFT_NEW(uint8_t, t->words.ids);
+    Sft__Added *list = SFT_NEW(Sft__Added, n);
+    for (size_t i = 0; i < n; i++) {
+        o = json_array_get(added, i);
+        sft__load_added(t, o, (int32_t)json_integer_value(json_object_get(o, "id")), &list[i], false);
+    }
+    sft__added_sets(t, list, (int)n, true);
+    free(list);
+    if (json_is_object(o = json_object_get(root, "post_processor"))) sft__load_post_processor(t, o);
+}
+
+// tokenizer_config.json, NULL if there is none. Its integers are read as reals: model_max_length is often 1e30.
+static json_t *sft__config_file(const char *folder) {
+    char path[4096];
+    size_t n;
+    json_error_t error;
+    if (!sft_exists(sft_path(path, folder, "tokenizer_config.json"))) return NULL;
+    const char *text = sft_map(path, &n);
+    json_t *json = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
+    sft_unmap(text, n);
+    if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s", path, error.line, error.column, error.text);
+    return json;
+}
+
+SftTokenizer *sft_tokenizer_load(const char *folder) {
+    char path[4096];
+    SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
+    t->unk = t->bos = t->eos = -1;
+    t->scratch = SFT_NEW(Sft__Scratch, SFT__SCRATCHES);
+    json_t *config = sft__config_file(folder), *model = NULL;
+    if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
+    t->file = sft_format("%s/tokenizer.json", folder);
+    json_t *root = sft_json_file(t->file);
+    sft__load_json(t, root);
+    sft__load_config(t, config, model, folder, false, -1, -1);
+    json_decref(root), json_decref(config), json_decref(model);
+    return t;
+}
+
+static void sft__pipeline_free(Sft__Pipeline *p) {
+    for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
+}
+
+void sft_tokenizer_free(SftTokenizer *t) {
+    if (!t) return;
+    for (int i = 0; i < SFT__SCRATCHES; i++) {
+        Sft__Scratch *s = &t->scratch[i];
+        free(s->utf8.p), free(s->normal[0].p), free(s->normal[1].p), free(s->cache);
+        for (int k = 0; k < SFT__STEPS; k++) free(s->step[k].p);
+        pcre2_match_data_free(s->match), pcre2_match_context_free(s->context), pcre2_jit_stack_free(s->stack);
+        free(s->symbol), free(s->next), free(s->previous), free(s->made), free(s->rank), free(s->heap);
+    }
+    for (int level = 0; level < 2; level++) {
+        Sft__AddedSet *set = level ? &t->normalized : &t->plain;
+        for (int i = 0; i < set->n; i++) free(set->token[i].text);
+        free(set->token);
+    }
+    sft__pipeline_free(&t->normalizer), sft__pipeline_free(&t->pre_tokenizer), sft__pipeline_free(&t->decoder);
+    sft__words_close(&t->words), sft__words_close(&t->raw);
+    pcre2_code_free(t->word_char);
+    free(t->prefix.ids), free(t->suffix.ids), free(t->char_id), free(t->joined), free(t->unstable), free(t->special);
+    free(t->merge), free(t->chat_template), free(t->file), free(t->scratch), free(t);
+}
