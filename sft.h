@@ -109,7 +109,7 @@ void sft_give_back(SftArena *arena, size_t mark);        // everything taken sin
 typedef enum { SFT_F32, SFT_BF16, SFT_F16, SFT_TYPES } SftType;
 size_t sft_type_size(SftType type);      // bytes of one element
 const char *sft_type_name(SftType type); // "fp32", "bf16", "fp16"
-void sft_to_f32(float *out, const void *in, SftType type, int64_t n);   // out = in, widened (exact)
+void sft_to_f32(float *out, const void *in, SftType type, int64_t n);   // out = in, widened (exact); any alignment
 void sft_from_f32(void *out, SftType type, const float *in, int64_t n); // out = in, rounded to nearest even
 
 /* One number at a time, for any input: subnormals, infinities, NaN (which stays NaN). bf16 is the upper half of a float:
@@ -412,6 +412,7 @@ typedef enum { SFT_LINEAR, SFT_GELU, SFT_GELU_TANH } SftAct; // what a matmul's 
 typedef struct {
     char family[32];                   // model_type of config.json
     int64_t V, C, L, P, H, K, D, F;    // see the glossary; V: rows of the embedding; P: positions the model was made for
+    int64_t V_source;                  // rows of the embedding in the folder: less than V after sft_resize_vocab
     bool layernorm;                    // else RMSNorm
     bool learned_positions;            // else RoPE
     bool q_bias, o_bias, mlp_bias;     // q_bias: of q, k and v
@@ -422,15 +423,19 @@ typedef struct {
     float norm_eps;
     float attn_scale;                  // 1/sqrt(D) but for GPT-2's variants
     bool scale_by_layer;               // GPT-2: attn_scale / (layer + 1)
-    int64_t window, window_from;       // sliding window (0: none) in layers >= window_from
+    int64_t window, window_from;       // a token sees `window` tokens, itself included (0: all), in layers >= window_from
     SftRopeType rope;
-    double rope_theta, rope_factor, rope_low, rope_high, rope_original, rope_attention, rope_beta_fast, rope_beta_slow;
+    double rope_theta, rope_factor;    // base of the frequencies; by how much longer texts may be (1: plain)
+    double rope_original;              // original_max_position_embeddings (Llama 3, YaRN), P (Dynamic)
+    double rope_low, rope_high;        // Llama 3: low_freq_factor, high_freq_factor
+    double rope_attention;             // what cosines and sines are multiplied with: 1 but for YaRN
+    double rope_beta_fast, rope_beta_slow; // YaRN's ramp, its ends rounded to whole dimensions if rope_truncate
     bool rope_truncate;
     double init_std;
     int32_t bos, eos[8];
     int neos;
-    SftType source_type;               // of the weights in the folder
-    struct json_t *json;               // config.json as it was read
+    SftType source_type;               // of the weights in the folder: config.json's word, after loading the embedding's own type
+    struct json_t *json;               // config.json as it was read (vocab_size follows sft_resize_vocab)
 } SftArch;
 
 /* The tensor table. A column: slot, the unit it belongs to, rows, columns, initial value, weight decay or not, LoRA
@@ -503,6 +508,9 @@ SftArch sft_arch(const char *folder);
 void sft_arch_free(SftArch *a);
 int64_t sft_parameters(const SftArch *a); // all of them, a tied head once
 const char *sft_slot_name(SftSlot slot);  // as the table spells it: "q_w"
+typedef struct { const char *name; SftUnitKind unit; int64_t rows, cols; SftInit init; bool decay, lora; } SftSlotInfo;
+SftSlotInfo sft_slot(const SftArch *a, SftSlot slot); // a row of the table for this model; absent: rows == 0
+static inline SftTensor *sft_weight(SftWeights *w, SftSlot slot) { return (SftTensor *)w + slot; } // for loops over slots
 // The Hugging Face name of a slot of block `layer` (ignored for the others), e.g. "model.layers.3.self_attn.q_proj.weight".
 // Slots that a family stores fused (GPT-2's c_attn, InternLM2's wqkv) share a name.
 const char *sft_hf_name(const SftArch *a, SftSlot slot, int64_t layer, char out[256]);
@@ -913,8 +921,9 @@ static const struct { const char *name; size_t size; } sft__types[SFT_TYPES] = {
 size_t sft_type_size(SftType type) { return sft__types[type].size; }
 const char *sft_type_name(SftType type) { return sft__types[type].name; }
 
+typedef uint16_t sft__half __attribute__((aligned(1))); // in a file, numbers may begin at an odd byte
 void sft_to_f32(float *out, const void *in, SftType type, int64_t n) {
-    const uint16_t *h = (const uint16_t *)in;
+    const sft__half *h = (const sft__half *)in;
     int64_t i = 0;
     if (type == SFT_F32) {
         memmove(out, in, (size_t)n * 4);
@@ -1784,6 +1793,15 @@ void sft_help_markdown(FILE *out) {
 /* ================================================================================================================
    [4] model: families, the tensor table, units, the memory plan, safetensors in and out
    ================================================================================================================ */
+/* From a folder's config.json to a checked SftArch; from that, through the tensor table, to units; and weights between
+   files and units. A family is what Hugging Face calls model_type: it fixes the standard value of every key that
+   config.json leaves out, and the names and layout of the tensors in the files.
+
+   In: config.json, generation_config.json, *.safetensors. Out: SftArch, filled units, and files as the family has them.
+   Invariants: a value that changes the mathematics is either obeyed or refused; load, then save in the same type, gives
+   the same bytes; no more than a few rows are in memory twice. Tests: test_model.c, test_safetensors.c, fuzz_safetensors.c.
+   Pitfall: GPT-2 stores linear layers as [in, out] and q, k, v in one tensor; InternLM2 mixes their rows by kv head. */
+
 // safetensors, reading. The names, shapes and ranges come from outside: nothing is used before all of it is checked.
 static const struct { const char *name; int bits; } sft__dtypes[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U64", 64}, {"U32", 32},
@@ -1950,6 +1968,688 @@ void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_
         sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(reason));
     }
     free(text), free(header), free(temporary);
+}
+
+#define SFT__STANDARD(more) "{\"num_hidden_layers\":32,\"num_attention_heads\":32,\"hidden_size\":4096,\"hidden_act\":\"silu\"," \
+    "\"initializer_range\":0.02,\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":false," more "}"
+
+/* Where a file's tensor goes. `#` is the layer. Its rows are those of up to three slots: one after another, or (grouped)
+   for each kv head its q heads, then k, then v. Transposed: the file holds [in, out]. */
+typedef struct { const char *name; SftSlot slot[3]; bool transposed, grouped; } SftHfTensor;
+#define SFT__SAME(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, false, false}
+#define SFT__CONV(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, true, false}
+#define SFT__QKV(name, p, transposed, grouped) {name, {SFT_SLOT_q_##p, SFT_SLOT_k_##p, SFT_SLOT_v_##p}, transposed, grouped}
+static const SftHfTensor sft__gpt2[] = {
+    SFT__SAME("transformer.wte.weight", wte),                   SFT__SAME("transformer.wpe.weight", wpe),
+    SFT__SAME("transformer.h.#.ln_1.weight", norm1_w),          SFT__SAME("transformer.h.#.ln_1.bias", norm1_b),
+    SFT__QKV("transformer.h.#.attn.c_attn.weight", w, true, false), SFT__QKV("transformer.h.#.attn.c_attn.bias", b, false, false),
+    SFT__CONV("transformer.h.#.attn.c_proj.weight", o_w),      SFT__SAME("transformer.h.#.attn.c_proj.bias", o_b),
+    SFT__SAME("transformer.h.#.ln_2.weight", norm2_w),          SFT__SAME("transformer.h.#.ln_2.bias", norm2_b),
+    SFT__CONV("transformer.h.#.mlp.c_fc.weight", up_w),        SFT__SAME("transformer.h.#.mlp.c_fc.bias", up_b),
+    SFT__CONV("transformer.h.#.mlp.c_proj.weight", down_w),    SFT__SAME("transformer.h.#.mlp.c_proj.bias", down_b),
+    SFT__SAME("transformer.ln_f.weight", norm_w),               SFT__SAME("transformer.ln_f.bias", norm_b),
+    SFT__SAME("lm_head.weight", head_w)};
+static const SftHfTensor sft__llama[] = {
+    SFT__SAME("model.embed_tokens.weight", wte),                SFT__SAME("model.layers.#.input_layernorm.weight", norm1_w),
+    SFT__SAME("model.layers.#.self_attn.q_proj.weight", q_w),   SFT__SAME("model.layers.#.self_attn.q_proj.bias", q_b),
+    SFT__SAME("model.layers.#.self_attn.k_proj.weight", k_w),   SFT__SAME("model.layers.#.self_attn.k_proj.bias", k_b),
+    SFT__SAME("model.layers.#.self_attn.v_proj.weight", v_w),   SFT__SAME("model.layers.#.self_attn.v_proj.bias", v_b),
+    SFT__SAME("model.layers.#.self_attn.o_proj.weight", o_w),   SFT__SAME("model.layers.#.self_attn.o_proj.bias", o_b),
+    SFT__SAME("model.layers.#.self_attn.q_norm.weight", q_norm), SFT__SAME("model.layers.#.self_attn.k_norm.weight", k_norm),
+    SFT__SAME("model.layers.#.post_attention_layernorm.weight", norm2_w),
+    SFT__SAME("model.layers.#.mlp.gate_proj.weight", gate_w),   SFT__SAME("model.layers.#.mlp.gate_proj.bias", gate_b),
+    SFT__SAME("model.layers.#.mlp.up_proj.weight", up_w),       SFT__SAME("model.layers.#.mlp.up_proj.bias", up_b),
+    SFT__SAME("model.layers.#.mlp.down_proj.weight", down_w),   SFT__SAME("model.layers.#.mlp.down_proj.bias", down_b),
+    SFT__SAME("model.norm.weight", norm_w),                     SFT__SAME("lm_head.weight", head_w)};
+static const SftHfTensor sft__internlm2[] = {
+    SFT__SAME("model.tok_embeddings.weight", wte),              SFT__SAME("model.layers.#.attention_norm.weight", norm1_w),
+    SFT__QKV("model.layers.#.attention.wqkv.weight", w, false, true), SFT__QKV("model.layers.#.attention.wqkv.bias", b, false, true),
+    SFT__SAME("model.layers.#.attention.wo.weight", o_w),       SFT__SAME("model.layers.#.attention.wo.bias", o_b),
+    SFT__SAME("model.layers.#.ffn_norm.weight", norm2_w),       SFT__SAME("model.layers.#.feed_forward.w1.weight", gate_w),
+    SFT__SAME("model.layers.#.feed_forward.w3.weight", up_w),   SFT__SAME("model.layers.#.feed_forward.w2.weight", down_w),
+    SFT__SAME("model.norm.weight", norm_w),                     SFT__SAME("output.weight", head_w)};
+
+/* Standard values: those of the classes in transformers 5.24, and of InternLM2's own configuration_internlm2.py. A key
+   that a family does not list, it does not have. */
+#define SFT__QWEN "\"vocab_size\":151936,\"intermediate_size\":22016,\"num_key_value_heads\":32,\"max_position_embeddings\":32768," \
+    "\"bos_token_id\":null,\"eos_token_id\":null,\"use_sliding_window\":false,\"sliding_window\":4096,\"max_window_layers\":28,\"layer_types\":null,"
+static const struct SftFamily { const char *name, *standard; const SftHfTensor *tensor; int tensors; bool gpt2, qkv_bias, qk_norm; } sft__families[] = {
+    {"gpt2", "{\"vocab_size\":50257,\"n_embd\":768,\"n_inner\":null,\"n_layer\":12,\"n_head\":12,\"n_positions\":1024,\"activation_function\":\"gelu_new\","
+     "\"layer_norm_epsilon\":1e-5,\"initializer_range\":0.02,\"tie_word_embeddings\":true,\"bos_token_id\":50256,\"eos_token_id\":50256,"
+     "\"scale_attn_weights\":true,\"scale_attn_by_inverse_layer_idx\":false}", sft__gpt2, SFT_COUNT(sft__gpt2), true, true, false},
+    {"llama", SFT__STANDARD("\"vocab_size\":32000,\"intermediate_size\":11008,\"num_key_value_heads\":null,\"head_dim\":null,\"max_position_embeddings\":2048,"
+     "\"bos_token_id\":1,\"eos_token_id\":2,\"attention_bias\":false,\"mlp_bias\":false"), sft__llama, SFT_COUNT(sft__llama), false, false, false},
+    {"mistral", SFT__STANDARD("\"vocab_size\":32000,\"intermediate_size\":14336,\"num_key_value_heads\":8,\"head_dim\":null,\"max_position_embeddings\":131072,"
+     "\"bos_token_id\":1,\"eos_token_id\":2,\"sliding_window\":4096"), sft__llama, SFT_COUNT(sft__llama), false, false, false},
+    {"qwen2", SFT__STANDARD(SFT__QWEN "\"head_dim\":null"), sft__llama, SFT_COUNT(sft__llama), false, true, false},
+    {"qwen3", SFT__STANDARD(SFT__QWEN "\"head_dim\":128,\"attention_bias\":false"), sft__llama, SFT_COUNT(sft__llama), false, false, true},
+    {"internlm2", SFT__STANDARD("\"vocab_size\":103168,\"intermediate_size\":11008,\"num_key_value_heads\":null,\"max_position_embeddings\":2048,"
+     "\"bos_token_id\":1,\"eos_token_id\":2,\"bias\":true"), sft__internlm2, SFT_COUNT(sft__internlm2), false, false, false}};
+
+static const struct SftFamily *sft__family(const char *name) {
+    for (int i = 0; i < SFT_COUNT(sft__families); i++)
+        if (!strcmp(sft__families[i].name, name)) return &sft__families[i];
+    return NULL;
+}
+
+// Reading config.json: a key's value is the file's, else the family's standard one.
+typedef struct { const char *path; json_t *json, *standard; const char *family; } SftKeys;
+
+SFT_NORETURN static void sft__bad_key(const SftKeys *k, const char *key, json_t *value, const char *expected) {
+    char *text = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
+    sft_die(SFT_BAD_INPUT, "%s: \"%s\" is %.200s: expected %s", k->path, key, text ? text : "missing", expected);
+}
+
+// GPT-2 has its own words for what the others call *key. NULL: null, or neither in the file nor a key of the family.
+static json_t *sft__key(const SftKeys *k, const char **key) {
+    static const char *gpt2[][2] = {{"hidden_size", "n_embd"},        {"intermediate_size", "n_inner"},  {"num_hidden_layers", "n_layer"},
+                                    {"num_attention_heads", "n_head"}, {"hidden_act", "activation_function"}, {"rms_norm_eps", "layer_norm_epsilon"},
+                                    {"max_position_embeddings", "n_positions"}};
+    for (int i = 0; i < SFT_COUNT(gpt2); i++)
+        if (!strcmp(*key, gpt2[i][0]) && json_object_get(k->standard, gpt2[i][1])) *key = gpt2[i][1];
+    json_t *value = json_object_get(k->json, *key);
+    value = value ? value : json_object_get(k->standard, *key);
+    return json_is_null(value) ? NULL : value;
+}
+
+// A number from low to high; `fallback` where there is none. A key that the family does not have must say the same.
+static double sft__number(const SftKeys *k, const char *key, double fallback, double low, double high, bool whole) {
+    json_t *value = sft__key(k, &key);
+    double x = value ? json_number_value(value) : fallback;
+    char words[160];
+    snprintf(words, sizeof words, "%s from %.10g to %.10g", whole ? "a whole number" : "a number", low, high);
+    if ((value && !(whole ? json_is_integer(value) : json_is_number(value))) || !(x >= low && x <= high)) sft__bad_key(k, key, value, words);
+    snprintf(words, sizeof words, "%.10g, as every %s model", fallback, k->family);
+    if (x != fallback && k->standard && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, words);
+    return x;
+}
+static int64_t sft__whole(const SftKeys *k, const char *key, int64_t fallback, int64_t high) {
+    return (int64_t)sft__number(k, key, (double)fallback, 1, (double)high, true);
+}
+static bool sft__flag(const SftKeys *k, const char *key, bool fallback) {
+    json_t *value = sft__key(k, &key);
+    if (value && !json_is_boolean(value)) sft__bad_key(k, key, value, "true or false");
+    bool flag = value ? json_is_true(value) : fallback;
+    if (flag != fallback && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, fallback ? "true" : "false");
+    return flag;
+}
+
+// RoPE as transformers resolves it: rope_scaling, else rope_parameters; inside them rope_theta and rope_type ("type").
+static void sft__arch_rope(SftArch *a, const SftKeys *k) {
+    static const char *types[] = {[SFT_ROPE_PLAIN] = "default", [SFT_ROPE_LINEAR] = "linear", [SFT_ROPE_DYNAMIC] = "dynamic",
+                                  [SFT_ROPE_LLAMA3] = "llama3", [SFT_ROPE_YARN] = "yarn"};
+    const char *key = "rope_scaling";
+    json_t *rope = sft__key(k, &key), *value;
+    if (!rope || (json_is_object(rope) && !json_object_size(rope))) key = "rope_parameters", rope = sft__key(k, &key);
+    if (rope && !json_is_object(rope)) sft__bad_key(k, key, rope, "an object");
+    json_object_foreach(rope, key, value)
+        if (json_is_object(value)) sft__bad_key(k, key, value, "RoPE parameters that hold for all layers");
+    SftKeys r = {k->path, rope, NULL, k->family}, top = {k->path, k->json, NULL, k->family};
+    a->rope_theta = sft__number(&r, "rope_theta", sft__number(&top, "rope_theta", 10000, 1.001, 1e30, false), 1.001, 1e30, false);
+    sft__number(&r, "partial_rotary_factor", sft__number(&top, "partial_rotary_factor", 1, 1, 1, false), 1, 1, false);
+    json_t *type = json_object_get(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type");
+    const char *name = type ? json_string_value(type) : "default";
+    for (int i = SFT_ROPE_PLAIN; i <= SFT_ROPE_YARN; i++)
+        if (name && !strcmp(name, types[i])) a->rope = (SftRopeType)i;
+    if (!a->rope) sft__bad_key(k, "rope_type", type, "\"default\", \"linear\", \"dynamic\", \"llama3\" or \"yarn\"");
+    bool yarn = a->rope == SFT_ROPE_YARN, scaled = yarn || a->rope == SFT_ROPE_LLAMA3;
+    a->rope_factor = a->rope_attention = 1;
+    a->rope_original = (double)a->P; // the length that Dynamic scaling starts from
+    if (scaled) {
+        a->rope_original = sft__number(&r, "original_max_position_embeddings", (double)a->P, 1, 1e12, true);
+        a->rope_original = sft__number(&top, "original_max_position_embeddings", a->rope_original, 1, 1e12, true);
+    }
+    if (a->rope != SFT_ROPE_PLAIN) a->rope_factor = sft__number(&r, "factor", yarn ? (double)a->P / a->rope_original : 0, 1e-3, 1e6, false);
+    if (a->rope == SFT_ROPE_DYNAMIC && a->D <= 2) sft__bad_key(k, "rope_type", type, "another type: \"dynamic\" has no meaning for heads of size 2");
+    if (a->rope == SFT_ROPE_LLAMA3) {
+        a->rope_low = sft__number(&r, "low_freq_factor", 0, 1e-6, 1e6, false);
+        a->rope_high = sft__number(&r, "high_freq_factor", 0, 1e-6, 1e6, false);
+        if (a->rope_high <= a->rope_low) sft__bad_key(k, "high_freq_factor", json_object_get(rope, "high_freq_factor"), "more than low_freq_factor");
+    }
+    if (!yarn) return;
+    double mscale = sft__number(&r, "mscale", 0, 0, 1e6, false), all = sft__number(&r, "mscale_all_dim", 0, 0, 1e6, false);
+    double grows = a->rope_factor > 1 ? 0.1 * log(a->rope_factor) : 0; // YaRN (Peng et al. 2023), equation 22
+    a->rope_attention = mscale && all ? (mscale * grows + 1) / (all * grows + 1) : grows + 1;
+    a->rope_attention = sft__number(&r, "attention_factor", a->rope_attention, 0, 1e6, false);
+    a->rope_beta_fast = sft__number(&r, "beta_fast", 32, 0, 1e6, false);
+    a->rope_beta_slow = sft__number(&r, "beta_slow", 1, 0, 1e6, false);
+    if (!a->rope_beta_fast) a->rope_beta_fast = 32; // 0 stands for the standard value, as in transformers
+    if (!a->rope_beta_slow) a->rope_beta_slow = 1;
+    value = json_object_get(rope, "truncate");
+    if (value && !json_is_boolean(value)) sft__bad_key(k, "truncate", value, "true or false");
+    a->rope_truncate = !json_is_false(value);
+}
+
+// Which layers have a sliding window: all of them (Mistral), or those from one on (Qwen), or none.
+static void sft__arch_window(SftArch *a, const SftKeys *k) {
+    bool qwen = json_object_get(k->standard, "max_window_layers") != NULL;
+    const char *key = "layer_types";
+    json_t *types = sft__key(k, &key), *type;
+    bool on = qwen ? sft__flag(k, "use_sliding_window", false) : json_object_get(k->standard, "sliding_window") != NULL;
+    if (on) a->window = (int64_t)sft__number(k, "sliding_window", 0, 0, 1 << 30, true);
+    if (on && qwen) a->window_from = (int64_t)sft__number(k, "max_window_layers", 0, 0, 1 << 30, true);
+    if (!types) return;
+    if (json_array_size(types) != (size_t)a->L) sft__bad_key(k, key, types, "a list with an entry for each layer");
+    int64_t from = a->L;
+    size_t i;
+    json_array_foreach(types, i, type) {
+        bool slides = json_is_string(type) && !strcmp(json_string_value(type), "sliding_attention");
+        if (slides && from == a->L) from = (int64_t)i;
+        if (!slides && (from < a->L || !json_is_string(type) || strcmp(json_string_value(type), "full_attention")))
+            sft__bad_key(k, key, types, "\"full_attention\" layers, then \"sliding_attention\" layers");
+    }
+    if (qwen && on) a->window_from = from;
+    if (from != (a->window ? SFT_MIN(a->window_from, a->L) : a->L)) sft__bad_key(k, key, types, "what sliding_window says");
+}
+
+static void sft__arch_eos(SftArch *a, const SftKeys *k) {
+    const char *key = "eos_token_id";
+    json_t *value = sft__key(k, &key), *id;
+    for (size_t i = 0; i < (json_is_array(value) ? json_array_size(value) : value ? 1 : 0); i++) {
+        id = json_is_array(value) ? json_array_get(value, i) : value;
+        json_int_t x = json_integer_value(id);
+        if (!json_is_integer(id) || x < 0 || x > INT32_MAX) sft__bad_key(k, key, value, "a token id, or a list of them");
+        bool there = false;
+        for (int j = 0; j < a->neos; j++) there |= a->eos[j] == x;
+        if (!there && a->neos == SFT_COUNT(a->eos)) sft__bad_key(k, key, value, "at most 8 different ids");
+        if (!there) a->eos[a->neos++] = (int32_t)x;
+    }
+}
+
+// What would change the result and is not done here, whatever the family.
+static void sft__arch_refuse(const SftKeys *k) {
+    static const char *keys[] = {"add_cross_attention", "is_encoder_decoder", "num_experts", "num_local_experts", "n_routed_experts", "use_mrope", "no_rope_layers",
+                                 "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning", "logit_scale", "attention_multiplier",
+                                 "embedding_multiplier", "residual_multiplier", "logits_scaling"};
+    json_t *value = json_object_get(k->json, "quantization_config");
+    if (value && !json_is_null(value)) sft__bad_key(k, "quantization_config", value, "none: the weights must be fp32, bf16 or fp16");
+    for (int i = 0; i < SFT_COUNT(keys); i++) {
+        value = json_object_get(k->json, keys[i]);
+        bool off = !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0);
+        if (!off) sft__bad_key(k, keys[i], value, "it to be off: this is not supported");
+    }
+}
+
+static void sft__arch_sizes(SftArch *a, const SftKeys *k) {
+    a->V = a->V_source = sft__whole(k, "vocab_size", 0, 1 << 28);
+    a->C = sft__whole(k, "hidden_size", 0, 1 << 24);
+    a->L = sft__whole(k, "num_hidden_layers", 0, 1 << 16);
+    a->P = sft__whole(k, "max_position_embeddings", 0, 1 << 30);
+    a->H = sft__whole(k, "num_attention_heads", 0, 1 << 16);
+    a->K = sft__whole(k, "num_key_value_heads", a->H, 1 << 16);
+    if (a->H % a->K)
+        sft_die(SFT_BAD_INPUT, "%s: %lld attention heads cannot share %lld key/value heads: expected a multiple", k->path, (long long)a->H, (long long)a->K);
+    a->D = (int64_t)sft__number(k, "head_dim", (double)(a->C / a->H), 0, 1 << 24, true);
+    const char *key = "head_dim";
+    if (!sft__key(k, &key) && a->C % a->H)
+        sft_die(SFT_BAD_INPUT, "%s: a hidden size of %lld does not divide into %lld heads", k->path, (long long)a->C, (long long)a->H);
+    if (a->D < 1 || (a->D % 2 && !a->learned_positions))
+        sft_die(SFT_BAD_INPUT, "%s: heads of size %lld: expected a positive even number, for RoPE", k->path, (long long)a->D);
+    a->F = sft__whole(k, "intermediate_size", 4 * a->C, 1 << 28);
+}
+
+SftArch sft_arch(const char *folder) {
+    char path[4096], names[256] = "";
+    SftArch arch = {.bos = -1}, *a = &arch;
+    sft_path(path, folder, "config.json");
+    if (!sft_exists(path)) sft_die(SFT_BAD_INPUT, "%s is not there: expected a Hugging Face model folder", path);
+    a->json = sft_json_file(path);
+    const char *type = json_string_value(json_object_get(a->json, "model_type")), *key = "hidden_act";
+    const struct SftFamily *family = type ? sft__family(type) : NULL;
+    SftKeys keys = {path, a->json, NULL, type}, *k = &keys;
+    for (int i = 0; i < SFT_COUNT(sft__families); i++) strcat(strcat(names, i ? ", " : ""), sft__families[i].name);
+    if (!family) sft_die(SFT_BAD_INPUT, "%s: \"model_type\" is %s%.100s%s: supported are %s", path, type ? "\"" : "", type ? type : "missing", type ? "\"" : "", names);
+    snprintf(a->family, sizeof a->family, "%s", type);
+    json_error_t error;
+    k->standard = json_loads(family->standard, 0, &error);
+    sft__arch_refuse(k);
+    a->layernorm = a->learned_positions = family->gpt2;
+    a->gated = !family->gpt2;
+    sft__arch_sizes(a, k);
+    bool bias = sft__flag(k, "bias", false) || (!family->qkv_bias && sft__flag(k, "attention_bias", false));
+    a->q_bias = family->qkv_bias || bias;
+    a->o_bias = family->gpt2 || bias;
+    a->mlp_bias = family->gpt2 || sft__flag(k, "mlp_bias", false);
+    a->qk_norm = family->qk_norm;
+    a->tied = sft__flag(k, "tie_word_embeddings", false);
+    a->norm_eps = (float)sft__number(k, "rms_norm_eps", 0, 0, 1, false);
+    a->init_std = sft__number(k, "initializer_range", 0.02, 0, 100, false);
+    a->attn_scale = sft__flag(k, "scale_attn_weights", true) ? 1 / sqrtf((float)a->D) : 1;
+    a->scale_by_layer = sft__flag(k, "scale_attn_by_inverse_layer_idx", false);
+    json_t *value = sft__key(k, &key);
+    const char *act = json_is_string(value) ? json_string_value(value) : "";
+    bool tanh = !strcmp(act, "gelu_new") || !strcmp(act, "gelu_pytorch_tanh") || !strcmp(act, "gelu_fast"), exact = !strcmp(act, "gelu");
+    if (a->gated && strcmp(act, "silu") && strcmp(act, "swish")) sft__bad_key(k, key, value, "\"silu\"");
+    if (!a->gated && !tanh && !exact) sft__bad_key(k, key, value, "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"");
+    a->act = a->gated ? SFT_LINEAR : tanh ? SFT_GELU_TANH : SFT_GELU;
+    if (!a->learned_positions) sft__arch_rope(a, k);
+    sft__arch_window(a, k);
+    key = "bos_token_id", value = sft__key(k, &key);
+    if (value) a->bos = (int32_t)sft__number(k, key, 0, 0, INT32_MAX, true);
+    sft__arch_eos(a, k);
+    value = json_object_get(a->json, json_object_get(a->json, "dtype") ? "dtype" : "torch_dtype");
+    act = json_is_string(value) ? json_string_value(value) : "";
+    a->source_type = !strcmp(act, "bfloat16") ? SFT_BF16 : !strcmp(act, "float16") ? SFT_F16 : SFT_F32;
+    if ((double)a->V * (double)a->C + (double)a->L * (double)a->C * (double)(a->H * a->D + a->F) > 1e14)
+        sft_die(SFT_BAD_INPUT, "%s: sizes of a model with more than 1e14 parameters", path);
+    json_decref(k->standard);
+    if (sft_exists(sft_path(path, folder, "generation_config.json"))) {
+        SftKeys more = {path, sft_json_file(path), NULL, type};
+        sft__arch_eos(a, &more);
+        json_decref(more.json);
+    }
+    return arch;
+}
+
+void sft_arch_free(SftArch *a) {
+    json_decref(a->json);
+    *a = (SftArch){0};
+}
+
+void sft_resize_vocab(SftArch *a, int64_t tokens, bool allowed) {
+    if (tokens <= a->V) return;
+    if (!allowed)
+        sft_die(SFT_BAD_INPUT, "the tokenizer has %lld ids and the model's embedding %lld rows: set \"resize_vocab\": true to add rows, or use the model's own tokenizer",
+                (long long)tokens, (long long)a->V);
+    a->V = tokens;
+    json_object_set_new(a->json, "vocab_size", json_integer(tokens));
+}
+
+// The tensor table
+SftSlotInfo sft_slot(const SftArch *a, SftSlot slot) {
+    switch (slot) {
+#define X(slot, unit, rows, cols, init, decay, lora) \
+    case SFT_SLOT_##slot: return (SftSlotInfo){#slot, unit, rows, cols, init, decay, lora};
+        SFT_TENSORS(X)
+#undef X
+    default: return (SftSlotInfo){0};
+    }
+}
+
+const char *sft_slot_name(SftSlot slot) {
+    static const char *names[] = {
+#define X(slot, ...) #slot,
+        SFT_TENSORS(X)
+#undef X
+    };
+    return names[slot];
+}
+
+int64_t sft_parameters(const SftArch *a) {
+    int64_t n = 0;
+    for (int s = 0; s < SFT_SLOTS; s++) {
+        SftSlotInfo t = sft_slot(a, (SftSlot)s);
+        n += t.rows * t.cols * (t.unit == SFT_BLOCK ? a->L : 1);
+    }
+    return n;
+}
+
+static const char *sft__hf_name(const char *pattern, int64_t layer, char out[256]) {
+    const char *mark = strchr(pattern, '#');
+    if (!mark) snprintf(out, 256, "%s", pattern);
+    else snprintf(out, 256, "%.*s%lld%s", (int)(mark - pattern), pattern, (long long)layer, mark + 1);
+    return out;
+}
+
+const char *sft_hf_name(const SftArch *a, SftSlot slot, int64_t layer, char out[256]) {
+    const struct SftFamily *family = sft__family(a->family);
+    out[0] = 0;
+    for (int i = 0; i < family->tensors; i++)
+        for (int part = 0; part < 3; part++)
+            if (family->tensor[i].slot[part] == slot) sft__hf_name(family->tensor[i].name, layer, out);
+    return out;
+}
+
+// Units
+void sft_units_open(SftModel *m) {
+    const SftArch *a = &m->arch;
+    m->units = a->L + 2;
+    m->unit = SFT_NEW(SftUnit, m->units);
+    for (int64_t i = 0; i < m->units; i++) {
+        SftUnit *u = &m->unit[i];
+        u->kind = i == 0 ? SFT_EMBED : i <= a->L ? SFT_BLOCK : SFT_FINAL;
+        for (int s = 0; s < SFT_SLOTS; s++) {
+            SftSlotInfo t = sft_slot(a, (SftSlot)s);
+            u->offset[s] = t.unit == u->kind && t.rows ? u->count : -1;
+            if (u->offset[s] < 0) continue;
+            u->count += t.rows * t.cols;
+            if (t.decay) u->decayed = u->count;
+        }
+        size_t n = (size_t)u->count;
+        u->weights = sft_take(&m->mem[SFT_MEM_WEIGHTS], n * sft_type_size(m->type));
+        if (m->trains) {
+            u->master = (float *)(m->type == SFT_F32 ? u->weights : sft_take(&m->mem[SFT_MEM_MASTER], n * 4));
+            u->grad = (float *)sft_take(&m->mem[SFT_MEM_GRADS], n * 4);
+            u->m = (float *)sft_take(&m->mem[SFT_MEM_MOMENTS], n * 4);
+            u->v = (float *)sft_take(&m->mem[SFT_MEM_MOMENTS], n * 4);
+        }
+        for (int s = 0; s < SFT_SLOTS; s++) {
+            if (u->offset[s] < 0) continue;
+            SftSlotInfo t = sft_slot(a, (SftSlot)s);
+            char *w = (char *)u->weights;
+            *sft_weight(&u->w, (SftSlot)s) = sft_tensor(w ? w + (size_t)u->offset[s] * sft_type_size(m->type) : NULL, m->type, t.rows, t.cols, 1);
+            if (m->trains) *sft_weight(&u->dw, (SftSlot)s) = sft_tensor(u->grad ? u->grad + u->offset[s] : NULL, SFT_F32, t.rows, t.cols, 1);
+        }
+    }
+}
+
+void sft_units_close(SftModel *m) {
+    free(m->unit);
+    m->unit = NULL;
+}
+
+/* Rows [r, r + left) of a file's tensor are rows *row .. of the slot of *part: returns left. Sizes in rows: the q, k and v
+   of one group (grouped: of one kv head, else of all of them). */
+static int64_t sft__part(const SftArch *a, const SftHfTensor *t, int64_t r, int *part, int64_t *row) {
+    *part = 0, *row = r;
+    if (t->slot[1] == SFT_SLOTS) return INT64_MAX;
+    int64_t heads = t->grouped ? 1 : a->K, q = a->H / a->K * heads * a->D, kv = heads * a->D, group = r / (q + 2 * kv), in = r % (q + 2 * kv);
+    *part = in < q ? 0 : in < q + kv ? 1 : 2;
+    int64_t first = *part == 0 ? 0 : q + (*part - 1) * kv, size = *part == 0 ? q : kv;
+    *row = group * size + in - first;
+    return first + size - in;
+}
+
+// out = in, converted; any types
+static void sft__copy_as(void *out, SftType to, const void *in, SftType from, int64_t n) {
+    float piece[256];
+    if (to == from) memcpy(out, in, (size_t)n * sft_type_size(to));
+    else if (to == SFT_F32) sft_to_f32((float *)out, in, from, n);
+    else
+        for (int64_t i = 0; i < n; i += 256) {
+            int64_t now = SFT_MIN(256, n - i);
+            sft_to_f32(piece, (const char *)in + (size_t)i * sft_type_size(from), from, now);
+            sft_from_f32((char *)out + (size_t)i * sft_type_size(to), to, piece, now);
+        }
+}
+
+// x[n] <-> every stride-th element from p[at] on: how one row of [in, out] meets n <= 16 rows of [out, in]
+static void sft__scatter(void *p, SftType type, int64_t at, int64_t stride, const float *x, int64_t n) {
+    uint16_t h[16] = {0};
+    if (type != SFT_F32) sft_from_f32(h, type, x, n);
+    for (int64_t j = 0; j < n; j++) {
+        if (type == SFT_F32) ((float *)p)[at + j * stride] = x[j];
+        else ((uint16_t *)p)[at + j * stride] = h[j];
+    }
+}
+static void sft__gather(float *x, const void *p, SftType type, int64_t at, int64_t stride, int64_t n) {
+    uint16_t h[16] = {0};
+    for (int64_t j = 0; j < n; j++) {
+        if (type == SFT_F32) x[j] = ((const float *)p)[at + j * stride];
+        else h[j] = ((const uint16_t *)p)[at + j * stride];
+    }
+    if (type != SFT_F32) sft_to_f32(x, h, type, n);
+}
+
+static bool sft__shape(const SftArch *a, const SftHfTensor *t, SftUnitKind kind, int64_t *rows, int64_t *cols) {
+    *rows = 0;
+    for (int part = 0; part < 3 && t->slot[part] != SFT_SLOTS; part++) {
+        SftSlotInfo s = sft_slot(a, t->slot[part]);
+        if (s.unit == kind) *rows += s.rows, *cols = s.cols;
+    }
+    return *rows > 0;
+}
+
+// Loading: a folder's files, and which of them holds what.
+typedef struct { SftSafetensors *file; size_t files; json_t *map, *used; char index[4096]; } SftSource;
+
+static SftSource sft__source_open(const char *folder) {
+    char path[4096];
+    SftSource s = {.used = json_object()};
+    if (sft_exists(sft_path(path, folder, "model.safetensors"))) {
+        s.file = SFT_NEW(SftSafetensors, 1);
+        s.file[s.files++] = sft_safetensors_open(path);
+        return s;
+    }
+    if (!sft_exists(sft_path(s.index, folder, "model.safetensors.index.json"))) {
+        bool bin = sft_exists(sft_path(path, folder, "pytorch_model.bin")) || sft_exists(sft_path(path, folder, "pytorch_model.bin.index.json"));
+        sft_die(SFT_BAD_INPUT, "%s has no model.safetensors%s%s", folder, bin ? ", only pytorch_model.bin; to convert it, in Python: "
+                "from transformers import AutoModelForCausalLM as M; M.from_pretrained(FOLDER, dtype=\"auto\").save_pretrained(NEW_FOLDER)" :
+                " and no model.safetensors.index.json", bin ? "; copy the tokenizer files too" : "");
+    }
+    json_t *json = sft_json_file(s.index), *file;
+    s.map = json_incref(json_object_get(json, "weight_map"));
+    json_decref(json);
+    if (!json_is_object(s.map)) sft_die(SFT_BAD_INPUT, "%s: expected an object \"weight_map\"", s.index);
+    s.file = SFT_NEW(SftSafetensors, json_object_size(s.map));
+    const char *name;
+    json_object_foreach(s.map, name, file) { // each entry becomes the number of its file
+        const char *shard = json_string_value(file);
+        if (!shard || strchr(shard, '/')) sft_die(SFT_BAD_INPUT, "%s: %s: expected the name of a file beside it", s.index, name);
+        size_t i = 0;
+        sft_path(path, folder, shard);
+        while (i < s.files && strcmp(s.file[i].path, path)) i++;
+        if (i == s.files) s.file[s.files++] = sft_safetensors_open(path);
+        if (!sft_safetensors_find(&s.file[i], name)) sft_die(SFT_BAD_INPUT, "%s: tensor %s is not in %s", s.index, name, shard);
+        json_object_set_new(s.map, name, json_integer((json_int_t)i));
+    }
+    return s;
+}
+
+static void sft__source_close(SftSource *s) {
+    for (size_t i = 0; i < s->files; i++) sft_safetensors_close(&s->file[i]);
+    free(s->file), json_decref(s->map), json_decref(s->used);
+}
+
+// A tensor by its full name, or without "model." or "transformer.", as a model that was saved without its head has it.
+static const SftFileTensor *sft__source_find(SftSource *s, const char *name) {
+    for (int shorter = 0; shorter < 2; shorter++) {
+        if (shorter && strncmp(name, "model.", 6) && strncmp(name, "transformer.", 12)) break;
+        const char *key = shorter ? strchr(name, '.') + 1 : name;
+        json_t *file = json_object_get(s->map, key);
+        const SftFileTensor *t = s->map && !file ? NULL : sft_safetensors_find(&s->file[file ? json_integer_value(file) : 0], key);
+        if (t) {
+            json_object_set_new(s->used, key, json_true());
+            return t;
+        }
+    }
+    sft_die(SFT_BAD_INPUT, "%s: tensor %s is missing", s->map ? s->index : s->file[0].path, name);
+}
+
+static SftType sft__file_type(const SftFileTensor *t) {
+    if (strcmp(t->dtype, "F32") && strcmp(t->dtype, "BF16") && strcmp(t->dtype, "F16"))
+        sft_die(SFT_BAD_INPUT, "tensor %s has dtype %s: expected F32, BF16 or F16 (a quantised model must be converted first)", t->name, t->dtype);
+    return !strcmp(t->dtype, "F32") ? SFT_F32 : !strcmp(t->dtype, "BF16") ? SFT_BF16 : SFT_F16;
+}
+
+// Where a unit's numbers are kept exactly (fp32 if there is such a copy), and the other copy, NULL if there is only one.
+static void *sft__exact(const SftModel *m, const SftUnit *u, SftType *type) {
+    *type = u->master ? SFT_F32 : m->type;
+    return u->master ? u->master : u->weights;
+}
+
+/* One tensor of a file -> the slots of unit u, 16 rows of [out, in] at a time: rows lie one after another in the file, or,
+   transposed, are columns, of which 16 neighbours are read together. */
+static void sft__load_tensor(SftModel *m, SftUnit *u, const SftHfTensor *t, const SftFileTensor *file, int64_t rows, int64_t cols) {
+    SftType from = sft__file_type(file), exact_type;
+    char *exact = (char *)sft__exact(m, u, &exact_type), *copy = exact == u->weights ? NULL : (char *)u->weights;
+    size_t es = sft_type_size(from), xs = sft_type_size(exact_type), ws = sft_type_size(m->type);
+    madvise((void *)((uintptr_t)file->data & ~(uintptr_t)4095), file->bytes + ((uintptr_t)file->data & 4095), MADV_WILLNEED);
+#pragma omp parallel for schedule(dynamic, 4)
+    for (int64_t block = 0; block < rows; block += 16) {
+        for (int64_t r = block, n; r < SFT_MIN(block + 16, rows); r += n) {
+            int part;
+            int64_t row, left = sft__part(&m->arch, t, r, &part, &row);
+            n = SFT_MIN(left, SFT_MIN(block + 16, rows) - r);
+            int64_t at = u->offset[t->slot[part]] + row * cols;
+            if (!t->transposed) sft__copy_as(exact + (size_t)at * xs, exact_type, file->data + (size_t)(r * cols) * es, from, n * cols);
+            for (int64_t i = 0; t->transposed && i < cols; i++) {
+                float x[16];
+                sft_to_f32(x, file->data + (size_t)(i * rows + r) * es, from, n);
+                sft__scatter(exact, exact_type, at + i, cols, x, n);
+            }
+            if (copy) sft__copy_as(copy + (size_t)at * ws, m->type, exact + (size_t)at * xs, exact_type, n * cols);
+        }
+    }
+    madvise((void *)(((uintptr_t)file->data + 4095) & ~(uintptr_t)4095), file->bytes & ~(size_t)4095, MADV_DONTNEED);
+}
+
+// New rows of the embedding or the head (resize_vocab): the mean of the old ones.
+static void sft__mean_rows(SftModel *m, SftUnit *u, SftSlot slot) {
+    const SftArch *a = &m->arch;
+    SftType type;
+    char *exact = (char *)sft__exact(m, u, &type) + (size_t)u->offset[slot] * sft_type_size(type);
+    double *sum = SFT_NEW(double, a->C);
+    float *row = SFT_NEW(float, a->C);
+    for (int64_t r = 0; r < a->V_source; r++) {
+        sft_to_f32(row, exact + (size_t)(r * a->C) * sft_type_size(type), type, a->C);
+        for (int64_t c = 0; c < a->C; c++) sum[c] += row[c];
+    }
+    for (int64_t c = 0; c < a->C; c++) row[c] = (float)(sum[c] / (double)a->V_source);
+    for (int64_t r = a->V_source; r < a->V; r++) {
+        sft_from_f32(exact + (size_t)(r * a->C) * sft_type_size(type), type, row, a->C);
+        if (u->master) sft_from_f32((char *)u->weights + (size_t)(u->offset[slot] + r * a->C) * sft_type_size(m->type), m->type, row, a->C);
+    }
+    free(sum), free(row);
+}
+
+/* A tensor of the files that no slot asked for. Buffers of older versions are known and harmless. Anything else inside a
+   layer of the model would change its result: refused. What is left (heads for other tasks) is named. */
+static void sft__unexpected(const SftArch *a, SftSource *s, const SftSafetensors *f, const SftFileTensor *t) {
+    static const char *harmless[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
+    char name[256];
+    size_t n = strlen(t->name);
+    for (int i = 0; i < SFT_COUNT(harmless); i++)
+        if (n > strlen(harmless[i]) && !strcmp(t->name + n - strlen(harmless[i]), harmless[i])) return;
+    if (a->tied && !strcmp(t->name, sft_hf_name(a, SFT_SLOT_head_w, 0, name))) {
+        const SftFileTensor *wte = sft__source_find(s, sft_hf_name(a, SFT_SLOT_wte, 0, name));
+        if (wte->bytes != t->bytes || strcmp(wte->dtype, t->dtype) || memcmp(wte->data, t->data, t->bytes))
+            sft_die(SFT_BAD_INPUT, "%s: %s differs from the embedding although \"tie_word_embeddings\" is true: set it to false in config.json to use both", f->path, t->name);
+        return;
+    }
+    const char *block = a->learned_positions ? "h." : "layers.", *at = t->name;
+    while ((at = strstr(at, block)) && at != t->name && at[-1] != '.') at++;
+    if (at && strtoll(at + strlen(block), NULL, 10) < a->L)
+        sft_die(SFT_BAD_INPUT, "%s: tensor %s is not part of a %s model with this config.json; merge adapters and convert quantised weights first", f->path, t->name, a->family);
+    sft_note("%s: tensor %s is not used", f->path, t->name);
+}
+
+static const char *sft__shape_text(int dims, const int64_t *dim, char out[200]) {
+    int n = snprintf(out, 200, "[");
+    for (int i = 0; i < dims; i++) n += snprintf(out + n, 200 - (size_t)n, i ? ", %lld" : "%lld", (long long)dim[i]);
+    snprintf(out + n, 200 - (size_t)n, "]");
+    return out;
+}
+
+void sft_load_weights(SftModel *m, const char *folder) {
+    SftArch *a = &m->arch;
+    const struct SftFamily *family = sft__family(a->family);
+    SftSource s = sft__source_open(folder);
+    for (int64_t i = 0; i < m->units; i++)
+        for (int j = 0; j < family->tensors; j++) {
+            const SftHfTensor *t = &family->tensor[j];
+            char name[256], got[200], expected[200];
+            int64_t rows, cols;
+            if (!sft__shape(a, t, m->unit[i].kind, &rows, &cols)) continue;
+            bool vocab = t->slot[0] == SFT_SLOT_wte || t->slot[0] == SFT_SLOT_head_w;
+            if (vocab) rows = a->V_source;
+            const SftFileTensor *file = sft__source_find(&s, sft__hf_name(t->name, i - 1, name));
+            int64_t want[2] = {t->transposed ? cols : rows, t->transposed ? rows : cols};
+            int dims = sft_slot(a, t->slot[0]).decay ? 2 : 1; // norms and biases are vectors
+            if (file->dims != dims || memcmp(file->dim, want, (size_t)dims * sizeof *want))
+                sft_die(SFT_BAD_INPUT, "tensor %s has the shape %s: config.json gives %s", file->name, sft__shape_text(file->dims, file->dim, got), sft__shape_text(dims, want, expected));
+            if (t->slot[0] == SFT_SLOT_wte) a->source_type = sft__file_type(file);
+            sft__load_tensor(m, &m->unit[i], t, file, rows, cols);
+            if (vocab && a->V > a->V_source) sft__mean_rows(m, &m->unit[i], t->slot[0]);
+        }
+    for (size_t i = 0; i < s.files; i++)
+        for (int64_t j = 0; j < s.file[i].n; j++)
+            if (!json_object_get(s.used, s.file[i].tensor[j].name)) sft__unexpected(a, &s, &s.file[i], &s.file[i].tensor[j]);
+    sft__source_close(&s);
+}
+
+/* Random weights, each tensor by its own key: normal(0, init_std) by the method of Box and Muller (1958), which makes two
+   normal numbers of two uniform ones; what is added to the residual stream starts smaller, as in GPT-2. */
+void sft_init_weights(SftModel *m, uint64_t seed) {
+    const double pi = 3.14159265358979323846;
+    for (int64_t i = 0; i < m->units; i++)
+        for (int s = 0; s < SFT_SLOTS; s++) {
+            SftUnit *u = &m->unit[i];
+            if (u->offset[s] < 0) continue;
+            SftSlotInfo t = sft_slot(&m->arch, (SftSlot)s);
+            float std = (float)(t.init == SFT_INIT_SCALED ? m->arch.init_std / sqrt(2.0 * (double)m->arch.L) : m->arch.init_std);
+            int64_t size = t.rows * t.cols;
+#pragma omp parallel for
+            for (int64_t at = 0; at < size; at += 256) {
+                float x[256];
+                int64_t n = SFT_MIN(256, size - at);
+                for (int64_t j = 0; j < 256; j += 2) {
+                    uint64_t bits = sft_random(seed, (uint64_t)(i * SFT_SLOTS + s), SFT_SITE_INIT, (uint64_t)(at + j));
+                    float radius = std * sqrtf(-2 * logf(((float)(bits >> 32) + 1) * 0x1p-32f)), angle = (float)(2 * pi * 0x1p-32 * (double)(uint32_t)bits);
+                    x[j] = t.init == SFT_INIT_ONE ? 1 : t.init == SFT_INIT_ZERO ? 0 : radius * cosf(angle);
+                    x[j + 1] = t.init == SFT_INIT_ONE ? 1 : t.init == SFT_INIT_ZERO ? 0 : radius * sinf(angle);
+                }
+                sft_from_f32((char *)u->weights + (size_t)(u->offset[s] + at) * sft_type_size(m->type), m->type, x, n);
+                if (u->master) sft_from_f32(u->master + u->offset[s] + at, SFT_F32, x, n);
+            }
+        }
+}
+
+// Saving: the tensors of the files in the order of units, and how to make rows of each.
+typedef struct { const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit; int64_t first; } SftSave;
+
+static void sft__save_rows(void *arg, int64_t i, int64_t first, int64_t n, void *out) {
+    const SftSave *s = (const SftSave *)arg;
+    const SftHfTensor *t = s->from[s->first + i];
+    const SftUnit *u = s->unit[s->first + i];
+    int64_t rows, cols;
+    sft__shape(&s->m->arch, t, u->kind, &rows, &cols);
+    SftType type;
+    const char *exact = (const char *)sft__exact(s->m, u, &type);
+    size_t es = sft_type_size(type), os = sft_type_size(s->type);
+    int64_t begin = t->transposed ? 0 : first, end = t->transposed ? rows : first + n; // rows of [out, in]
+#pragma omp parallel for schedule(dynamic, 4)
+    for (int64_t block = begin; block < end; block += 16)
+        for (int64_t r = block, now; r < SFT_MIN(block + 16, end); r += now) {
+            int part;
+            int64_t row, left = sft__part(&s->m->arch, t, r, &part, &row);
+            now = SFT_MIN(left, SFT_MIN(block + 16, end) - r);
+            int64_t at = u->offset[t->slot[part]] + row * cols;
+            if (!t->transposed) sft__copy_as((char *)out + (size_t)((r - first) * cols) * os, s->type, exact + (size_t)at * es, type, now * cols);
+            for (int64_t c = 0; t->transposed && c < n; c++) {
+                float x[16];
+                sft__gather(x, exact, type, at + first + c, cols, now);
+                sft_from_f32((char *)out + (size_t)(c * rows + r) * os, s->type, x, now);
+            }
+        }
+}
+
+void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes) {
+    static const char *dtypes[] = {[SFT_F32] = "F32", [SFT_BF16] = "BF16", [SFT_F16] = "F16"};
+    const struct SftFamily *family = sft__family(m->arch.family);
+    int64_t most = m->units * family->tensors, n = 0, total = 0, shards = 1;
+    SftSave s = {m, type, SFT_NEW(const SftHfTensor *, most), SFT_NEW(const SftUnit *, most), 0};
+    SftFileTensor *file = SFT_NEW(SftFileTensor, most);
+    int64_t *start = SFT_NEW(int64_t, most + 1); // first tensor of each shard
+    char path[4096], name[256];
+    double size = 0;
+    for (int64_t i = 0; i < m->units; i++)
+        for (int j = 0; j < family->tensors; j++) {
+            int64_t rows, cols;
+            const SftHfTensor *t = &family->tensor[j];
+            if (!sft__shape(&m->arch, t, m->unit[i].kind, &rows, &cols)) continue;
+            s.from[n] = t, s.unit[n] = &m->unit[i];
+            file[n] = (SftFileTensor){.name = sft_format("%s", sft__hf_name(t->name, i - 1, name)), .dtype = dtypes[type], .dims = sft_slot(&m->arch, t->slot[0]).decay ? 2 : 1,
+                                      .dim = {t->transposed ? cols : rows, t->transposed ? rows : cols}};
+            double bytes = (double)sft__tensor_bytes(&file[n]);
+            if (size > 0 && size + bytes > max_shard_bytes) start[shards++] = n, size = 0;
+            size += bytes, total += (int64_t)bytes, n++;
+        }
+    start[shards] = n;
+    json_t *metadata = json_pack("{s:s}", "format", "pt"), *map = json_object();
+    for (int64_t k = 0; k < shards; k++) {
+        snprintf(name, sizeof name, shards > 1 ? "model-%05lld-of-%05lld.safetensors" : "model.safetensors", (long long)k + 1, (long long)shards);
+        s.first = start[k];
+        sft_safetensors_write(sft_path(path, folder, name), file + start[k], start[k + 1] - start[k], metadata, sft__save_rows, &s);
+        for (int64_t i = start[k]; i < start[k + 1]; i++) json_object_set_new(map, file[i].name, json_string(name));
+    }
+    json_t *index = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+    sft_path(path, folder, "model.safetensors.index.json");
+    char *text = json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS);
+    if (shards > 1) sft_write_file(path, text, strlen(text));
+    unlink(shards > 1 ? sft_path(path, folder, "model.safetensors") : path); // what an earlier save of another size left
+    for (int64_t i = 0; i < n; i++) free((char *)file[i].name);
+    free(text), free(start), free(file), free(s.from), free(s.unit), json_decref(index), json_decref(metadata);
 }
 
 /* ================================================================================================================
