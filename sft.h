@@ -733,40 +733,56 @@ typedef struct { int rank, world; } SftRanks; // one process: 0 of 1
 /* ================================================================================================================
    [8] step: loss scaler, gradient norm, clipping, learning-rate schedules, AdamW over units
    ================================================================================================================ */
-typedef struct { // DeepSpeed's dynamic loss scaler, with a ceiling
+typedef struct { // DeepSpeed's dynamic loss scaler, with a ceiling; fp32 and bf16 have a constant scale of 1
     double scale, min_scale, max_scale;
-    int64_t iter, last_overflow, window;
-    int hysteresis, left;  // overflows before the scale is halved; how many are left
-    bool consecutive, dynamic;
+    int64_t iter, last_overflow, window; // calls so far; the call of the last overflow, -1 if none; see sft_scaler_update
+    int64_t hysteresis, left;            // overflows until the scale is halved; how many of them are left
+    bool consecutive, dynamic;           // one good step refills `left`; false: the scale never changes
 } SftScaler;
-SftScaler sft_scaler(const SftConfig *config);
-void sft_scaler_update(SftScaler *s, bool overflow); // once per step; dies at min_scale as DeepSpeed does
+SftScaler sft_scaler(const SftConfig *config);       // what config->fp16 asks for; dies naming a key out of range
+bool sft_scaler_update(SftScaler *s, bool overflow); // once per step; false: an overflow at min_scale, nothing left to do
 
-// The learning rate of the step after `done` successful ones, of `total`.
+/* The learning rate of the step after `done` successful ones, in a run of `total`. Dies, naming them, when
+   lr_scheduler_type is unknown, or a key of lr_scheduler_kwargs is unknown, missing or out of range. */
 double sft_learning_rate(const SftConfig *config, int64_t done, int64_t total);
 
-typedef struct { double grad_norm, lr; bool clipped, skipped; } SftStep; // what became of a step
+typedef struct { double grad_norm, lr; bool clipped, skipped; } SftStep; // what became of a step; norm before clipping
 typedef struct {
     SftScaler scaler;
     int64_t step, updates; // optimizer steps, and those among them that were not skipped (Adam's t)
     int64_t total;         // steps of the whole run
     int64_t bad_in_a_row;  // skipped ones
 } SftTrainer;
+SftTrainer sft_trainer(const SftConfig *config, int64_t total); // step 0 of a run of `total`; checks scaler and schedule
 void sft_zero_grad(SftCtx *c, SftModel *m);
-/* Norm of all gradients, clip, AdamW on every unit. `grad_scale` is what the loss was multiplied with in backward. */
+/* Norm of all gradients, clip, AdamW on every unit; t moves on by one step. `grad_scale` is what the loss was multiplied
+   with in backward (the scaler's scale, times whatever the loss was not divided by). A gradient that is not finite
+   skips the step: weights and moments stay; dies with the tensor's name when that cannot get better. While planning
+   it takes its workspace and does nothing else. */
 SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *config, double grad_scale);
 
 /* ================================================================================================================
    [9] state: checkpoints, resume, export
    ================================================================================================================ */
-/* output_dir/checkpoint-N: weights.safetensors (fp32 masters), optimizer.safetensors (m, v), state.json (step, scaler,
-   data position, config), and the tokenizer's and the model's files. Written beside its final name, fsynced, renamed;
-   "latest" is written last. Older ones are removed as save_total_limit says. */
+/* Writes output_dir/checkpoint-N, N = t->step, and makes output_dir/latest name it; then removes the oldest beyond
+   save_total_limit. In the folder: the weights as fp32 masters in Hugging Face's layout, optimizer.safetensors (m, v),
+   config.json, the tokenizer's files of model_name_or_path, and state.json (steps, scaler, configuration, the other
+   files' sizes and checksums). It appears whole or not at all, and nothing old goes before it is there. When the disk
+   is full: dies, the unfinished folder removed. */
 void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig *config);
-char *sft_checkpoint_find(const SftConfig *config);   // what resume_from_checkpoint means; NULL if not asked; dies if not there
-void sft_checkpoint_load(SftModel *m, SftTrainer *t, const char *folder, bool weights_only);
-// A Hugging Face folder: config.json, weights, tokenizer files with the trained chat template, generation_config.json.
-void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl, const SftConfig *config, const char *source, const char *folder);
+/* The checkpoint that resume_from_checkpoint means (true or "latest": what output_dir/latest names; or a path), to be
+   freed; NULL for a new run. Dies when it is not there, naming those that are, and when a new run's output_dir holds
+   checkpoints and overwrite_output_dir does not allow that. */
+char *sft_checkpoint_find(const SftConfig *config);
+/* Weights, m, v and *t as they were saved; t is what sft_trainer made for this run, whose total and scaler settings
+   stay. t == NULL (init_from): the weights alone; then `folder` may also be a Hugging Face one. Dies when the model is
+   another one or a file is missing, cut or changed. Notes options that are not what they were (config may be NULL). */
+void sft_checkpoint_load(SftModel *m, SftTrainer *t, const SftConfig *config, const char *folder);
+/* Writes a Hugging Face folder: config.json, weights in export_dtype ("auto": the source's type), the tokenizer's files
+   of `source` with the trained chat template, generation_config.json with the stop tokens. Other files in `folder` stay
+   as they are. tpl may be NULL: then template and stop tokens are the source's; so may t. */
+void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl, const SftConfig *config,
+                const char *source, const char *folder);
 
 /* ================================================================================================================
    [10] speak: generation with a KV cache
@@ -3593,6 +3609,394 @@ const SftOps sft_cpu = {
     SFT_OPS(X)
 #undef X
 };
+
+/* ================================================================================================================
+   [8] step: loss scaler, gradient norm, clipping, learning-rate schedules, AdamW over units
+   ================================================================================================================
+   Backward has left the sum of all micro-batches' gradients, times a scale, in every unit's fp32 vector. A
+   step reads them twice: for the norm, and in AdamW (Loshchilov and Hutter 2019), where one factor takes the
+   scale out and clips at the same time. Per parameter that is 4 + 28 bytes of memory traffic (gradient; then
+   gradient, master, m, v read and master, m, v written), at so few operations per byte that nothing else here
+   costs time.
+
+   Invariants: the norm adds the units' sums in order, so that its bits depend on the gradients alone; a
+   skipped step leaves weights and moments as they are, counts as a step, and moves neither the schedule nor
+   Adam's t.
+   Test: test_step.c, against PyTorch, transformers and DeepSpeed.
+   Pitfall: the scaler changes its scale in the very step whose gradients still carry the old one. Divided by
+   the new one they are off by two at every growth (DeepSpeed 0.19 does that). */
+
+// One key of a JSON object: kind 'n' any number, 'w' a whole one, 'b' true or false. Absent, null or "auto" (as
+// DeepSpeed writes it) give `standard`; where that is NAN the key must be there. `where` names the object in errors.
+static double sft__json_number(const json_t *object, const char *where, const char *key, char kind, double standard,
+                       double low, double high) {
+    const json_t *v = json_object_get(object, key);
+    if (!v || json_is_null(v) || (json_is_string(v) && !strcmp(json_string_value(v), "auto"))) {
+        if (isnan(standard)) sft_die(SFT_BAD_INPUT, "%s needs \"%s\"", where, key);
+        return standard;
+    }
+    double x = json_is_boolean(v) ? json_is_true(v) : json_number_value(v);
+    bool good = kind == 'b' ? json_is_boolean(v) : json_is_number(v) && (kind == 'n' || floor(x) == x);
+    if (good && x >= low && x <= high) return x;
+    const char *kinds = kind == 'b' ? "true or false, within" : kind == 'w' ? "a whole number" : "a number";
+    sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be %s from %g to %g, got %s", where, key, kinds, low, high,
+            json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT));
+}
+
+// A key whose value is one of the words "a|b|c": its index among them. Absent, null or "auto": `standard`.
+static int sft__json_word(const json_t *object, const char *where, const char *key, int standard,
+                     const char *words) {
+    const json_t *v = json_object_get(object, key);
+    const char *s = json_string_value(v);
+    if (!v || json_is_null(v) || (s && !strcmp(s, "auto"))) return standard;
+    size_t n = s ? strlen(s) : 0;
+    int index = 0;
+    for (const char *w = words; s && w; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL, index++)
+        if (!strncmp(w, s, n) && (w[n] == '|' || !w[n])) return index;
+    sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be one of %s, got %s", where, key, words, s ? s : "no string");
+}
+
+// Dies when `object` (NULL is fine) is not an object or has a key that is not one of the words "a|b|c".
+static void sft__known_keys(const json_t *object, const char *where, const char *keys) {
+    if (object && !json_is_object(object)) sft_die(SFT_BAD_INPUT, "%s must be an object {\"key\": value}", where);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)object, key, value)
+        if (!sft__option_among(keys, key))
+            sft_die(SFT_BAD_INPUT, "%s: unknown key \"%s\"; known: %s", where, key, *keys ? keys : "none");
+}
+
+/* The loss scaler. fp16 knows nothing below 6e-8, so gradients are lifted by multiplying the loss. Too large
+   a scale overflows instead: then the step is skipped and, once `left` overflows are used up, the scale is
+   halved. `window` good steps double it again. All as DeepSpeed 0.19, whose first growth comes at good step
+   window + 1. */
+SftScaler sft_scaler(const SftConfig *config) {
+    SftScaler s = {.scale = 1, .min_scale = 1, .max_scale = 1 << 24, .last_overflow = -1, .window = 1};
+    if (config->type != SFT_F16) return s;
+    const json_t *o = config->fp16; // its keys have been checked
+    double fixed = sft__json_number(o, "fp16", "loss_scale", 'n', 0, 0, s.max_scale); // 0: dynamic
+    s.dynamic = fixed == 0;
+    s.scale = fixed > 0 ? fixed : ldexp(1, (int)sft__json_number(o, "fp16", "initial_scale_power", 'w', 16, 0, 24));
+    s.window = (int64_t)sft__json_number(o, "fp16", "loss_scale_window", 'w', 1000, 1, 1e12);
+    s.hysteresis = s.left = (int64_t)sft__json_number(o, "fp16", "hysteresis", 'w', 2, 1, 1e6);
+    s.consecutive = sft__json_number(o, "fp16", "consecutive_hysteresis", 'b', 0, 0, 1) != 0;
+    if (s.dynamic) s.min_scale = sft__json_number(o, "fp16", "min_loss_scale", 'n', 1, 1e-9, s.scale);
+    return s;
+}
+
+bool sft_scaler_update(SftScaler *s, bool overflow) {
+    if (!s->dynamic) return true;
+    int64_t stable = s->iter++ - s->last_overflow - 1; // good steps since the last overflow, before this one
+    if (overflow) {
+        if (s->left == 1 && s->scale == s->min_scale) return false;
+        if (s->left == 1) s->scale = SFT_MAX(s->scale / 2, s->min_scale);
+        s->left = SFT_MAX(s->left - 1, 1);
+        s->last_overflow = s->iter - 1;
+        return true;
+    }
+    bool grow = stable > 0 && stable % s->window == 0;
+    if (grow || s->consecutive) s->left = s->hysteresis;
+    if (grow) s->scale = SFT_MIN(s->scale * 2, s->max_scale);
+    return true;
+}
+
+/* Schedules. s counts the successful steps so far, T is the run's length, W the warm-up's. Hugging Face's
+   (transformers.optimization, 5.24) are a factor of learning_rate and begin at 0 when there is a warm-up.
+   DeepSpeed's (runtime/lr_schedules.py, 0.19) count it = s - 1: their first two steps have the lowest rate.
+   Columns: name, the keys that its lr_scheduler_kwargs may have. */
+// clang-format off
+#define SFT__SCHEDULES(X) \
+X(linear,                    "") \
+X(cosine,                    "num_cycles") \
+X(cosine_with_restarts,      "num_cycles") \
+X(polynomial,                "lr_end|power") \
+X(constant,                  "") \
+X(constant_with_warmup,      "") \
+X(inverse_sqrt,              "timescale") \
+X(cosine_with_min_lr,        "num_cycles|min_lr|min_lr_rate") \
+X(cosine_warmup_with_min_lr, "num_cycles|min_lr|min_lr_rate|warmup_lr_rate") \
+X(warmup_stable_decay,       "num_decay_steps|num_stable_steps|warmup_type|decay_type|min_lr_ratio|num_cycles") \
+X(WarmupLR,                  "warmup_min_lr|warmup_max_lr|warmup_num_steps|warmup_type") \
+X(WarmupDecayLR,             "warmup_min_lr|warmup_max_lr|warmup_num_steps|warmup_type|total_num_steps") \
+X(WarmupCosineLR,            "warmup_min_ratio|warmup_num_steps|warmup_type|cos_min_ratio|total_num_steps") \
+X(OneCycle,                  "cycle_min_lr|cycle_max_lr|cycle_first_step_size|cycle_second_step_size|" \
+                             "cycle_first_stair_count|cycle_second_stair_count|decay_lr_rate|decay_step_size|" \
+                             "cycle_momentum|cycle_min_mom|cycle_max_mom|decay_mom_rate") \
+X(LRRangeTest,               "lr_range_test_min_lr|lr_range_test_step_size|lr_range_test_step_rate|" \
+                             "lr_range_test_staircase")
+typedef enum {
+#define X(name, keys) SFT__##name,
+    SFT__SCHEDULES(X)
+#undef X
+    SFT__SCHEDULE_COUNT
+} SftSchedule;
+static const char *const sft__schedules[SFT__SCHEDULE_COUNT][2] = {
+#define X(name, keys) {#name, keys},
+    SFT__SCHEDULES(X)
+#undef X
+};
+typedef struct { double lr, beta1, beta2; } SftRate;
+typedef struct { // a point of a schedule
+    SftSchedule kind;
+    const json_t *own;    // lr_scheduler_kwargs
+    const char *where;    // names them in errors
+    double s, T, W, peak; // peak: learning_rate
+} SftPoint;
+// clang-format on
+#define SFT__NUMBER(key, standard, low, high) sft__json_number(p->own, p->where, key, 'n', standard, low, high)
+#define SFT__WHOLE(key, standard, low) sft__json_number(p->own, p->where, key, 'w', standard, low, 1e15)
+#define SFT__FLAG(key, standard) (sft__json_number(p->own, p->where, key, 'b', standard, 0, 1) != 0)
+#define SFT__WORD(key, standard, words) sft__json_word(p->own, p->where, key, standard, words)
+
+// `cycles` = 1/2: half a wave, from 1 at x = 0 down to 0 at x = 1.
+static double sft__cosine(double x, double cycles) { return 0.5 * (1 + cos(M_PI * cycles * 2 * x)); }
+
+// The lowest rate as a share of learning_rate, from min_lr or min_lr_rate, one of which must be given.
+static double sft__lowest(const SftPoint *p) {
+    double rate = SFT__NUMBER("min_lr_rate", -1, 0, 1), lr = SFT__NUMBER("min_lr", -1, 0, p->peak);
+    if ((rate < 0) == (lr < 0))
+        sft_die(SFT_BAD_INPUT, "%s needs one of \"min_lr\" and \"min_lr_rate\", and not both", p->where);
+    return rate >= 0 ? rate : p->peak > 0 ? lr / p->peak : 0;
+}
+
+// warmup_stable_decay: up, level, down; up and down are linear, a cosine, or 1 - sqrt.
+static double sft__stable(const SftPoint *p) {
+    int up = SFT__WORD("warmup_type", 0, "linear|cosine|1-sqrt");
+    int down = SFT__WORD("decay_type", 1, "linear|cosine|1-sqrt");
+    double decay = SFT__WHOLE("num_decay_steps", NAN, 0);
+    double level = SFT__WHOLE("num_stable_steps", p->T - p->W - decay, 0);
+    double low = SFT__NUMBER("min_lr_ratio", 0, 0, 1), cycles = SFT__NUMBER("num_cycles", 0.5, 0, 1e9);
+    double x = p->s / fmax(1, p->W), f;
+    if (p->s < p->W) {
+        f = up == 0 ? x : up == 1 ? 0.5 * (1 - cos(M_PI * x)) : 1 - sqrt(1 - x);
+    } else if (p->s < p->W + level) {
+        return 1;
+    } else {
+        if (p->s >= p->W + level + decay) return low;
+        x = (p->s - p->W - level) / decay;
+        f = down == 0 ? 1 - x : down == 1 ? sft__cosine(x, cycles) : 1 - sqrt(x);
+    }
+    return fmax(0, f * (1 - low) + low);
+}
+
+// Hugging Face's schedules: the factor of learning_rate.
+static double sft__factor(const SftPoint *p) {
+    double s = p->s, T = p->T, W = p->W, length = fmax(1, T - W), x = (s - W) / length, low, a, b;
+    bool warming = s < W;
+    switch (p->kind) {
+    case SFT__linear: return warming ? s / W : fmax(0, (T - s) / length);
+    case SFT__cosine: // num_cycles may be any number of waves
+        a = SFT__NUMBER("num_cycles", 0.5, 0, 1e9);
+        return warming ? s / W : sft__cosine(x, a);
+    case SFT__cosine_with_restarts: // half waves, each from the top
+        a = SFT__NUMBER("num_cycles", 1, 0, 1e9);
+        return warming ? s / W : x >= 1 ? 0 : sft__cosine(fmod(a * x, 1), 0.5);
+    case SFT__polynomial:
+        a = SFT__NUMBER("lr_end", 1e-7, 0, 10), b = SFT__NUMBER("power", 1, 0, 1e3);
+        if (a >= p->peak)
+            sft_die(SFT_BAD_INPUT, "%s: \"lr_end\" %g must be below learning_rate %g", p->where, a, p->peak);
+        return warming ? s / W : s >= T ? a / p->peak : ((p->peak - a) * pow(1 - x, b) + a) / p->peak;
+    case SFT__constant: return 1;
+    case SFT__constant_with_warmup: return warming ? s / W : 1;
+    case SFT__inverse_sqrt:
+        a = SFT__NUMBER("timescale", W > 0 ? W : 10000, 1e-9, 1e15);
+        return warming ? s / W : 1 / sqrt((s + (a - W)) / a);
+    case SFT__cosine_with_min_lr:
+        low = sft__lowest(p), a = SFT__NUMBER("num_cycles", 0.5, 0, 1e9);
+        return warming ? s / W : sft__cosine(x, a) * (1 - low) + low;
+    case SFT__cosine_warmup_with_min_lr: // a step ahead of the others: never 0, the last step is the lowest
+        low = sft__lowest(p), a = SFT__NUMBER("num_cycles", 0.5, 0, 1e9);
+        b = SFT__NUMBER("warmup_lr_rate", -1, 0, 1e3);
+        if (warming) return b < 0 ? (s + 1) / W : b + (1 - b) * s / fmax(1, W - 1);
+        return sft__cosine((s - W + 1) / length, a) * (1 - low) + low;
+    default: return sft__stable(p);
+    }
+}
+
+// DeepSpeed's three warm-ups, logarithmic unless warmup_type says linear; then level, a line down or half a
+// wave down.
+static double sft__warmup_lr(const SftPoint *p) {
+    bool wave = p->kind == SFT__WarmupCosineLR, decay = p->kind == SFT__WarmupDecayLR;
+    bool straight = SFT__WORD("warmup_type", 0, "log|linear") == 1;
+    bool auto_steps = json_is_string(json_object_get(p->own, "warmup_num_steps")); // as warmup_steps says
+    double it = p->s - 1, W = SFT__WHOLE("warmup_num_steps", p->W > 0 ? p->W : auto_steps ? 0 : 1000, 1);
+    if (W < 1)
+        sft_die(SFT_BAD_INPUT, "%s: \"warmup_num_steps\" is \"auto\", but warmup_steps is not set", p->where);
+    if (p->W > 0 && W != p->W)
+        sft_die(SFT_BAD_INPUT, "%s: \"warmup_num_steps\" is %g, but warmup_steps says %g", p->where, W, p->W);
+    W = fmax(2, W); // as DeepSpeed: log(1) would be divided by
+    double T = wave || decay ? SFT__WHOLE("total_num_steps", p->T, 1) : 0;
+    double warm = it < 0 ? 0 : straight ? it / W : log(it + 1) / log(W);
+    if (wave) {
+        double low = SFT__NUMBER("warmup_min_ratio", 0, 0, 1), end = SFT__NUMBER("cos_min_ratio", 1e-4, 0, 1);
+        if (it < W) return it < 0 ? 0 : p->peak * (low + (1 - low) * warm);
+        return p->peak * (end + (1 - end) * sft__cosine(fmin(1, (it - W + 1) / fmax(1, T - W)), 0.5));
+    }
+    bool top = json_object_get(p->own, "warmup_max_lr") != NULL;
+    if (decay && !top)
+        sft_note("WarmupDecayLR without warmup_max_lr rises to 0.001, as in DeepSpeed, not to learning_rate");
+    double low = SFT__NUMBER("warmup_min_lr", 0, 0, 10);
+    double high = SFT__NUMBER("warmup_max_lr", decay && !top ? 1e-3 : p->peak, 0, 10);
+    if (it >= W) warm = decay ? fmax(0, (T - it) / fmax(1, T - W)) : 1;
+    return low + (high - low) * warm;
+}
+
+// DeepSpeed's OneCycle: the rate goes up and down once while the momentum (beta1) goes down and up; then both
+// decay. With stairs a way is made of that many level steps. beta2 becomes 0.99. The first step has both at
+// their lowest.
+static SftRate sft__one_cycle(const SftPoint *p, SftRate r) {
+    double low = SFT__NUMBER("cycle_min_lr", NAN, 0, 10), high = SFT__NUMBER("cycle_max_lr", NAN, 0, 10);
+    double first = SFT__WHOLE("cycle_first_step_size", 2000, 1);
+    double up = SFT__WHOLE("cycle_first_stair_count", 0, 0);
+    double last = SFT__WHOLE("cycle_second_step_size", first, 1);
+    double down = SFT__WHOLE("cycle_second_stair_count", up, 0);
+    double size = SFT__WHOLE("decay_step_size", 0, 0), lr_decay = SFT__NUMBER("decay_lr_rate", 0, 0, 1e9);
+    double least = SFT__NUMBER("cycle_min_mom", 0.8, 0, 0.9999999);
+    double most = SFT__NUMBER("cycle_max_mom", 0.9, 0, 0.9999999);
+    double mom_decay = SFT__NUMBER("decay_mom_rate", 0, 0, 1e9);
+    double all = first + last, height = 0, intervals = 0;
+    bool momentum = SFT__FLAG("cycle_momentum", 1);
+    if (p->s > all) {
+        intervals = size > 0 ? (p->s - all) / size : 0;
+    } else if (p->s < all) { // at p->s == all the cycle has come back to height 0
+        bool rising = p->s <= first;
+        double way = rising ? p->s : all - p->s, whole = rising ? first : last, stairs = rising ? up : down;
+        height = stairs > 0 ? floor(way * stairs / whole) / stairs : way / whole;
+    }
+    r.lr = (low + (high - low) * height) / (1 + lr_decay * intervals);
+    if (!momentum) return r;
+    r.beta1 = p->s == 0 ? least : (most - (most - least) * height) * (1 + mom_decay * intervals);
+    r.beta2 = 0.99;
+    if (r.beta1 >= 1)
+        sft_die(SFT_BAD_INPUT, "%s: \"decay_mom_rate\" brings the momentum to %g at step %g", p->where,
+                r.beta1, p->s + 1);
+    return r;
+}
+
+static double sft__range_test(const SftPoint *p) {
+    double low = SFT__NUMBER("lr_range_test_min_lr", 1e-3, 0, 10);
+    double rate = SFT__NUMBER("lr_range_test_step_rate", 1, 0, 1e9);
+    double x = p->s / SFT__WHOLE("lr_range_test_step_size", 2000, 1);
+    return low * (1 + rate * (SFT__FLAG("lr_range_test_staircase", 0) ? floor(x) : x));
+}
+
+// Learning rate and betas of the step after `done` successful ones.
+static SftRate sft__rate(const SftConfig *config, int64_t done, int64_t total) {
+    char where[128], known[512] = "";
+    const char *name = config->lr_scheduler_type;
+    SftPoint p = {.own = config->lr_scheduler_kwargs, .where = where, .s = (double)done, .T = (double)total};
+    while (p.kind < SFT__SCHEDULE_COUNT && strcmp(name, sft__schedules[p.kind][0])) p.kind++;
+    for (int i = 0; i < SFT__SCHEDULE_COUNT; i++) strcat(strcat(known, i ? ", " : ""), sft__schedules[i][0]);
+    if (!strcmp(name, "reduce_lr_on_plateau") || !strcmp(name, "greedy"))
+        sft_die(SFT_BAD_INPUT, "lr_scheduler_type \"%s\" follows a metric: not supported; known: %s", name, known);
+    if (p.kind == SFT__SCHEDULE_COUNT)
+        sft_die(SFT_BAD_INPUT, "lr_scheduler_type \"%s\" is unknown; known: %s", name, known);
+    snprintf(where, sizeof where, "lr_scheduler_kwargs of %s", name);
+    sft__known_keys(p.own, where, sft__schedules[p.kind][1]);
+    p.peak = config->learning_rate;
+    p.W = config->warmup_steps > 0 ? (double)config->warmup_steps : ceil(p.T * config->warmup_ratio);
+    SftRate r = {0, config->adam_beta1, config->adam_beta2};
+    if (p.kind == SFT__OneCycle) return sft__one_cycle(&p, r);
+    bool warmup = p.kind == SFT__WarmupLR || p.kind == SFT__WarmupDecayLR || p.kind == SFT__WarmupCosineLR;
+    if (p.kind == SFT__LRRangeTest) r.lr = sft__range_test(&p);
+    else r.lr = warmup ? sft__warmup_lr(&p) : p.peak * sft__factor(&p);
+    return r;
+}
+
+double sft_learning_rate(const SftConfig *config, int64_t done, int64_t total) {
+    return sft__rate(config, done, total).lr;
+}
+
+SftTrainer sft_trainer(const SftConfig *config, int64_t total) {
+    sft__rate(config, 0, total); // a mistake in the schedule shows before the first step
+    return (SftTrainer){.scaler = sft_scaler(config), .total = total};
+}
+
+// n elements, from `from` on, of a unit's flat vector.
+static SftTensor sft__flat_part(void *data, SftType type, int64_t from, int64_t n) {
+    return data ? sft_tensor((char *)data + (size_t)from * sft_type_size(type), type, n, 1, 1) : SFT_NONE;
+}
+
+void sft_zero_grad(SftCtx *c, SftModel *m) {
+    for (int64_t u = 0; u < m->units; u++)
+        c->ops->zero(c, sft__flat_part(m->unit[u].grad, SFT_F32, 0, m->unit[u].count));
+}
+
+// Sum of squares of all gradients: each unit's by the op, the units in order, in double. While planning: 0.
+static double sft__square_sum(SftCtx *c, const SftModel *m) {
+    size_t mark = c->work->used, bytes = (size_t)m->units * 2 * sizeof(double);
+    double *sum = (double *)sft_take(c->work, bytes), squares = 0; // [units,2]
+    if (sum) memset(sum, 0, bytes);
+    for (int64_t u = 0; u < m->units; u++)
+        c->ops->sums(c, sum ? sum + 2 * u : NULL, sft__flat_part(m->unit[u].grad, SFT_F32, 0, m->unit[u].count));
+    for (int64_t u = 0; sum && u < m->units; u++) squares += sum[2 * u + 1];
+    sft_give_back(c->work, mark);
+    return squares;
+}
+
+// The Hugging Face name of the first tensor, in the model's order, whose gradient is not finite.
+static const char *sft__nonfinite(SftCtx *c, const SftModel *m, char name[256]) {
+    for (int64_t u = 0; u < m->units; u++) {
+        const SftTensor *dw = (const SftTensor *)&m->unit[u].dw;
+        for (int slot = 0; slot < SFT_SLOTS; slot++) {
+            double sum[2] = {0, 0};
+            if (dw[slot].data) c->ops->sums(c, sum, dw[slot]);
+            if (!isfinite(sum[1])) return sft_hf_name(&m->arch, (SftSlot)slot, u - 1, name);
+        }
+    }
+    return "a tensor";
+}
+
+// A step whose gradient is not finite: the scaler takes note; the run ends where no later step can be better.
+static void sft__skip(SftCtx *c, const SftModel *m, SftTrainer *t, const SftConfig *config) {
+    char name[256];
+    t->bad_in_a_row++;
+    if (!sft_scaler_update(&t->scaler, true))
+        sft_die(SFT_BROKEN, "step %lld: the gradient of %s is not finite, and the loss scale is at its minimum, "
+                "%g; lower learning_rate or use bf16", (long long)t->step, sft__nonfinite(c, m, name),
+                t->scaler.scale);
+    if (!t->scaler.dynamic && t->bad_in_a_row >= config->max_nonfinite_steps)
+        sft_die(SFT_BROKEN, "step %lld: the gradient of %s is not finite, for %lld steps in a row "
+                "(max_nonfinite_steps); lower %s, or look at the data", (long long)t->step,
+                sft__nonfinite(c, m, name), (long long)t->bad_in_a_row,
+                t->scaler.scale == 1 ? "learning_rate" : "loss_scale");
+}
+
+SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *config, double grad_scale) {
+    SftRate rate = sft__rate(config, t->updates, t->total);
+    double squares = sft__square_sum(c, m), norm = sqrt(squares) / grad_scale;
+    SftStep step = {.grad_norm = norm, .lr = rate.lr, .skipped = !isfinite(squares)};
+    if (sft_planning(c)) return step;
+    t->step++;
+    if (step.skipped) {
+        sft__skip(c, m, t, config);
+        return step;
+    }
+    sft_scaler_update(&t->scaler, false); // what it says now is for the next step
+    t->bad_in_a_row = 0;
+    double clip = config->max_grad_norm > 0 ? config->max_grad_norm / (norm + 1e-6) : 1; // as clip_grad_norm_
+    step.clipped = clip < 1;
+    size_t mark = c->work->used;
+    float *factor = (float *)sft_take(c->work, sizeof *factor);
+    *factor = (float)(SFT_MIN(clip, 1) / grad_scale);
+    double n = (double)++t->updates;
+    SftAdam adam = {.lr = (float)rate.lr, .beta1 = (float)rate.beta1, .beta2 = (float)rate.beta2};
+    adam.eps = (float)config->adam_epsilon;
+    adam.correct1 = (float)(1 - pow(rate.beta1, n)), adam.correct2 = (float)(1 - pow(rate.beta2, n));
+    for (int64_t u = 0; u < m->units; u++)
+        for (int plain = 0; plain < 2; plain++) { // the range with weight decay, the range without
+            SftUnit *w = &m->unit[u];
+            int64_t from = plain ? w->decayed : 0, count = plain ? w->count - w->decayed : w->decayed;
+            adam.decay = plain ? 0 : (float)config->weight_decay;
+            SftTensor master = sft__flat_part(w->master, SFT_F32, from, count);
+            SftTensor grad = sft__flat_part(w->grad, SFT_F32, from, count);
+            SftTensor m1 = sft__flat_part(w->m, SFT_F32, from, count), v1 = sft__flat_part(w->v, SFT_F32, from, count);
+            SftTensor rounded = sft__flat_part(m->type == SFT_F32 ? NULL : w->weights, m->type, from, count);
+            if (count) c->ops->adamw(c, rounded, master, m1, v1, grad, factor, adam);
+        }
+    sft_give_back(c->work, mark);
+    return step;
+}
 
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
