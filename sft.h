@@ -679,51 +679,67 @@ extern const SftOps sft_cpu;
 /* ================================================================================================================
    [6] forward: the block and the model; backward beside it; activation checkpointing
    ================================================================================================================ */
+/* The model reads like its equations: every line below is one operation of [5] on named tensors. Activations of the
+   blocks live in one arena whose layout is the memory plan: tensors that are never alive together share their place. */
 typedef struct { // activations of one block; [N, ...] in the type of the computation, statistics in fp32
-    SftTensor x;                 // [N,C] what enters: the residual stream
-    SftTensor norm1, stat1;      // [N,C], [N,2] (RMSNorm: [N])
-    SftTensor q, k, v;           // [N,H,D], [N,K,D], [N,K,D], after q/k norm and RoPE
-    SftTensor q_raw, k_raw;      // before the q/k norm (absent without one)
-    SftTensor q_stat, k_stat;    // [N*H], [N*K]
-    SftTensor att, lse;          // [N,H,D], [N,H]
-    SftTensor mid;               // [N,C] after attention
-    SftTensor norm2, stat2;      // as norm1
-    SftTensor gate, up, act;     // [N,F] (ungated: up is what enters the activation, gate is absent)
+    SftTensor x;                  // [N,C] what enters: the residual stream
+    SftTensor norm1, stat1;       // [N,C], [N,2] (RMSNorm: [N])
+    SftTensor q_raw, k_raw;       // [N,H,D], [N,K,D] before the q/k norm (absent without one)
+    SftTensor q_stat, k_stat;     // [N,H], [N,K]
+    SftTensor q, k, v;            // [N,H,D], [N,K,D], [N,K,D], after q/k norm and RoPE
+    SftTensor keys, values;       // [M,K,D] what attention looks at: k and v, or a cache whose last rows they are
+    SftTensor att, lse;           // [N,H,D], [N,H]
+    SftTensor mid;                // [N,C] after attention
+    SftTensor norm2, stat2;       // as norm1
+    SftTensor gate, up, act;      // [N,F] (ungated: up is what enters the activation, gate is absent)
 } SftActs;
+
+typedef struct { // the keys and values of tokens that came before the batch, for generation
+    SftTensor *keys, *values;     // [L] of [room,K,D] each, in the type of the computation
+    int64_t n;                    // rows that are filled
+} SftCache;
 
 struct SftModel {
     SftArch arch;
-    SftType type;                // of weights and activations
-    int64_t units;               // L + 2
-    SftUnit *unit;               // embeddings, blocks, final norm with the head
-    bool trains, checkpointing;  // room for gradients and moments; blocks keep only x
-    int64_t tokens;              // N there is room for
+    SftType type;                 // of weights and activations
+    int64_t units;                // L + 2
+    SftUnit *unit;                // embeddings, blocks, final norm with the head
+    bool trains, checkpointing;   // room for gradients and moments; blocks keep only x
+    int64_t tokens;               // N there is room for
     SftArena mem[SFT_MEMS];
-    SftActs *acts;               // [L]; with checkpointing all share one set but for x
-    SftTensor last, final, stat; // [N,C] output of the last block, after the final norm, its statistics
-    SftTensor rope;              // [N,D] table of this batch
-    SftTensor dx, dnorm;         // [N,C] gradient of the residual stream; of a norm's output
-    SftTensor dq, dk, dv, datt;  // as q, k, v, att
-    SftTensor dgate, dup;        // [N,F]
-    SftTensor logits;            // [rows, V] one chunk
-    SftTensor loss;              // [rows] fp32
-    SftTensor chunk, dchunk;     // [rows, C]
+    SftActs *acts;                // [L+1]; the last has only x, the output of the last block
+    SftTensor rope;               // [N,D] table of this batch (absent with learned positions)
+    SftTensor final, stat;        // [N,C] after the final norm, its statistics
+    SftTensor loss;               // [N] fp32, one for each target of the batch
+    SftTensor chunk, logits;      // [rows,C], [rows,V]: the hidden states and logits of a chunk of the targets
+    int32_t *index, *wanted;      // [rows] where a chunk's targets stand in the batch; the targets
+    SftTensor dnorm;              // [N,C] gradient of a norm's output
+    SftTensor dchunk;             // [rows,C]
+    SftTensor dx;                 // [N,C] gradient of the residual stream
+    SftTensor dq, dk, dv, datt;   // as q, k, v, att
+    struct { int mem; size_t bytes; char what[120]; } part[16]; // the plan, part by part
+    int parts;
 };
 
 /* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens. With plan true nothing is
-   allocated and mem[].peak tells what would be; otherwise the same sizes are allocated. */
+   allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. The
+   workspace depends on the number of OpenMP threads: set it before. */
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens, bool plan, const SftOps *ops);
 void sft_model_close(SftModel *m);
+size_t sft_plan_bytes(const SftModel *m); // of all arenas together
 void sft_plan_print(FILE *out, const SftModel *m);
-struct json_t *sft_plan_json(const SftModel *m);
+struct json_t *sft_plan_json(const SftModel *m); // {"bytes", "memory": {arena: bytes}, "parts": [{"memory", "what", "bytes"}]}
 
 // Runs the blocks: m->final = the normalised hidden states of the batch.
 void sft_forward(SftCtx *c, SftModel *m, const SftBatch *b);
+// The same after cache->n earlier tokens: appends the batch's keys and values. b->begin and b->end count in the cache.
+void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *b, SftCache *cache);
 /* The head and the loss, chunk by chunk, for the tokens that have a target: returns the sum of their cross-entropies.
    With scale != 0, also the gradient of (scale * sum) by the head's weights (+=) and by m->final (into m->dnorm). With
    logprobs (b->n floats), also each target's log-probability, 0 where there is none. */
 double sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs);
-// From m->dnorm back through the model: every weight's gradient (+=).
+/* From m->dnorm back through the model: every weight's gradient (+=). Once per sft_forward: it reuses activations whose
+   turn is over. */
 void sft_backward(SftCtx *c, SftModel *m, const SftBatch *b);
 
 /* ================================================================================================================
@@ -3610,6 +3626,410 @@ const SftOps sft_cpu = {
     SFT_OPS(X)
 #undef X
 };
+
+/* ================================================================================================================
+   [6] forward: the block and the model; backward beside it; activation checkpointing
+   ================================================================================================================
+   N token ids become hidden states, go through L equal blocks, x -> x + attention(norm(x)) -> x + mlp(norm(x)),
+   and a final norm; the head and the loss compare them with the tokens that follow. Backward walks the same
+   lines from the last to the first, in the order of the chain rule.
+   In:    a batch: any mixture of documents in one row, up to m->tokens of them; nothing is padded.
+   Out:   sft_forward m->final; sft_loss the loss and m->dnorm; sft_backward every unit's grad (+=).
+   Keeps: what is allocated is what was planned, to the byte: the plan is this code, run on arenas that count.
+          With checkpointing a block keeps only its input and is run again before its backward: the same bits.
+   Guard: test_forward: PyTorch's logits, losses and gradients of every family; packed = alone; peak = plan.
+   Pitfall: two tensors that share memory while both are needed. Every sharing here has its reason beside it. */
+
+// Layers. A layer is named by its two slots in the tensor table: SFT__LAYER(up) are its weight and its bias.
+#define SFT__LAYER(name) SFT_SLOT_##name##_w, SFT_SLOT_##name##_b
+static SftTensor sft__slot(const SftWeights *w, SftSlot slot) { return *sft_weight((SftWeights *)w, slot); }
+static SftTensor sft__flat(SftTensor t) { // [N,H,D] -> [N,H*D]: heads side by side
+    return sft_tensor(t.data, t.type, t.dim[0], t.dim[1] * t.dim[2], 1);
+}
+
+// y[N,O] = act(x[N,I] W^T + bias) + residual; pre (if not absent) = what enters act
+static void sft__linear_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, const SftUnit *u, SftSlot w,
+                                SftSlot b, SftTensor residual, SftAct act) {
+    const SftTensor weight = sft__slot(&u->w, w), bias = sft__slot(&u->w, b);
+    c->ops->matmul_forward(c, sft__flat(y), pre, sft__flat(x), weight, bias, residual, act);
+}
+
+// dW += dy^T x, dbias += dy; then dx[N,I] = (add ? dx : 0) + (dy[N,O] W) * act'(pre). dW comes first, so that dx
+// may take the place of x.
+static void sft__linear_backward(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor x, const SftUnit *u, SftSlot w,
+                                 SftSlot b, SftTensor pre, SftAct act, bool add) {
+    c->ops->matmul_backward_w(c, sft__slot(&u->dw, w), sft__slot(&u->dw, b), sft__flat(dy), sft__flat(x));
+    c->ops->matmul_backward_x(c, sft__flat(dx), sft__flat(dy), sft__slot(&u->w, w), pre, act, add);
+}
+
+// y[N,C] = the family's norm of x; stat: what backward will need of each row
+static void sft__normalize_forward(SftCtx *c, const SftArch *s, SftTensor y, SftTensor stat, SftTensor x,
+                                   const SftUnit *u, SftSlot w, SftSlot b) {
+    const SftTensor weight = sft__slot(&u->w, w);
+    if (s->layernorm) c->ops->layernorm_forward(c, y, stat, x, weight, sft__slot(&u->w, b), s->norm_eps);
+    else c->ops->rmsnorm_forward(c, y, stat, x, weight, s->norm_eps);
+}
+
+// dx = dres (may be dx itself, or absent) + the norm's gradient; dw, db +=
+static void sft__normalize_backward(SftCtx *c, const SftArch *s, SftTensor dx, SftTensor dres, SftTensor dy,
+                                    SftTensor x, SftTensor stat, const SftUnit *u, SftSlot w, SftSlot b) {
+    const SftTensor weight = sft__slot(&u->w, w), dw = sft__slot(&u->dw, w), db = sft__slot(&u->dw, b);
+    if (s->layernorm) c->ops->layernorm_backward(c, dx, dw, db, dres, dy, x, weight, stat);
+    else c->ops->rmsnorm_backward(c, dx, dw, dres, dy, x, weight, stat);
+}
+
+static float sft__attn_scale(const SftArch *s, int64_t layer) {
+    return s->scale_by_layer ? s->attn_scale / (float)(layer + 1) : s->attn_scale;
+}
+static int64_t sft__window(const SftArch *s, int64_t layer) { return layer < s->window_from ? 0 : s->window; }
+
+// The activations of a block for a batch of n tokens. Attention looks at the batch's own keys, or at a cache's, whose
+// next rows they are then.
+static SftActs sft__acts(const SftModel *m, int64_t layer, int64_t n, const SftCache *cache) {
+    SftActs a = m->acts[layer];
+    SftTensor *t = (SftTensor *)&a;
+    for (size_t i = 0; i < sizeof a / sizeof *t; i++)
+        if (t[i].dim[0]) t[i] = sft_rows(t[i], 0, n);
+    if (cache) a.k = sft_rows(cache->keys[layer], cache->n, n), a.v = sft_rows(cache->values[layer], cache->n, n);
+    a.keys = cache ? sft_rows(cache->keys[layer], 0, cache->n + n) : a.k;
+    a.values = cache ? sft_rows(cache->values[layer], 0, cache->n + n) : a.v;
+    return a;
+}
+
+/* out[N,C] = block(a.x[N,C]). begin[N]: where each token's document begins in the keys. With `out` absent all is made
+   but the output: what backward needs, and checkpointing asks for. */
+static void sft__block_forward(SftCtx *c, const SftModel *m, int64_t layer, SftActs a, const int32_t *begin,
+                               SftTensor out) {
+    const SftArch *s = &m->arch;
+    const SftUnit *u = &m->unit[1 + layer];
+    const SftOps *op = c->ops;
+    const SftTensor none = SFT_NONE, rope = sft_rows(m->rope, 0, a.x.dim[0]);
+    const SftTensor q = s->qk_norm ? a.q_raw : a.q, k = s->qk_norm ? a.k_raw : a.k;
+    const float scale = sft__attn_scale(s, layer);
+
+    sft__normalize_forward(c, s, a.norm1, a.stat1, a.x, u, SFT__LAYER(norm1));
+    sft__linear_forward(c, q, none, a.norm1, u, SFT__LAYER(q), none, SFT_LINEAR);
+    sft__linear_forward(c, k, none, a.norm1, u, SFT__LAYER(k), none, SFT_LINEAR);
+    sft__linear_forward(c, a.v, none, a.norm1, u, SFT__LAYER(v), none, SFT_LINEAR);
+    if (s->qk_norm) {
+        op->rmsnorm_forward(c, a.q, a.q_stat, q, u->w.q_norm, s->norm_eps);
+        op->rmsnorm_forward(c, a.k, a.k_stat, k, u->w.k_norm, s->norm_eps);
+    }
+    if (!s->learned_positions) {
+        op->rope_forward(c, a.q, rope);
+        op->rope_forward(c, a.k, rope);
+    }
+    op->attention_forward(c, a.att, a.lse, a.q, a.keys, a.values, begin, scale, sft__window(s, layer));
+    sft__linear_forward(c, a.mid, none, a.att, u, SFT__LAYER(o), a.x, SFT_LINEAR); // mid = x + att Wo^T
+
+    sft__normalize_forward(c, s, a.norm2, a.stat2, a.mid, u, SFT__LAYER(norm2));
+    if (s->gated) {
+        sft__linear_forward(c, a.gate, none, a.norm2, u, SFT__LAYER(gate), none, SFT_LINEAR);
+        sft__linear_forward(c, a.up, none, a.norm2, u, SFT__LAYER(up), none, SFT_LINEAR);
+        op->swiglu_forward(c, a.act, a.gate, a.up);
+    } else {
+        sft__linear_forward(c, a.act, a.up, a.norm2, u, SFT__LAYER(up), none, s->act);
+    }
+    if (out.dim[0]) sft__linear_forward(c, out, none, a.act, u, SFT__LAYER(down), a.mid, SFT_LINEAR);
+}
+
+/* m->dx[N,C]: in, the gradient by the block's output; out, by its input. The lines of forward from the last to the
+   first. Gradients move into activations that nothing needs any more, under the names on the left. */
+static void sft__block_backward(SftCtx *c, SftModel *m, int64_t layer, SftActs a, const SftBatch *b) {
+    const SftArch *s = &m->arch;
+    const SftUnit *u = &m->unit[1 + layer];
+    const SftOps *op = c->ops;
+    const int64_t n = b->n, window = sft__window(s, layer);
+    const SftTensor none = SFT_NONE, rope = sft_rows(m->rope, 0, n), datt = sft_rows(m->datt, 0, n);
+    const SftTensor dx = sft_rows(m->dx, 0, n), dnorm = sft_rows(m->dnorm, 0, n);
+    const SftTensor dq = sft_rows(m->dq, 0, n), dk = sft_rows(m->dk, 0, n), dv = sft_rows(m->dv, 0, n);
+    const SftTensor dact = a.act, dgate = a.gate, dup = s->gated ? a.up : a.act;
+    const float scale = sft__attn_scale(s, layer);
+
+    if (s->gated) {
+        sft__linear_backward(c, dact, dx, a.act, u, SFT__LAYER(down), none, SFT_LINEAR, false);
+        op->swiglu_backward(c, dgate, dup, dact, a.gate, a.up);
+        sft__linear_backward(c, dnorm, dgate, a.norm2, u, SFT__LAYER(gate), none, SFT_LINEAR, false);
+    } else {
+        sft__linear_backward(c, dup, dx, a.act, u, SFT__LAYER(down), a.up, s->act, false);
+    }
+    sft__linear_backward(c, dnorm, dup, a.norm2, u, SFT__LAYER(up), none, SFT_LINEAR, s->gated);
+    sft__normalize_backward(c, s, dx, dx, dnorm, a.mid, a.stat2, u, SFT__LAYER(norm2));
+
+    sft__linear_backward(c, datt, dx, a.att, u, SFT__LAYER(o), none, SFT_LINEAR, false);
+    op->attention_backward(c, dq, dk, dv, datt, a.att, a.lse, a.q, a.k, a.v, b->begin, b->end, scale, window);
+    if (!s->learned_positions) {
+        op->rope_backward(c, dq, rope);
+        op->rope_backward(c, dk, rope);
+    }
+    const SftTensor dq_raw = s->qk_norm ? a.q : dq, dk_raw = s->qk_norm ? a.k : dk;
+    if (s->qk_norm) {
+        op->rmsnorm_backward(c, dq_raw, u->dw.q_norm, none, dq, a.q_raw, u->w.q_norm, a.q_stat);
+        op->rmsnorm_backward(c, dk_raw, u->dw.k_norm, none, dk, a.k_raw, u->w.k_norm, a.k_stat);
+    }
+    sft__linear_backward(c, dnorm, dq_raw, a.norm1, u, SFT__LAYER(q), none, SFT_LINEAR, false);
+    sft__linear_backward(c, dnorm, dk_raw, a.norm1, u, SFT__LAYER(k), none, SFT_LINEAR, true);
+    sft__linear_backward(c, dnorm, dv, a.norm1, u, SFT__LAYER(v), none, SFT_LINEAR, true);
+    sft__normalize_backward(c, s, dx, dx, dnorm, a.x, a.stat1, u, SFT__LAYER(norm1));
+}
+
+// A batch that does not fit would read or write where it must not.
+static void sft__check_batch(const SftModel *m, const SftBatch *b, const SftCache *cache) {
+    const long long V = m->arch.V, P = m->arch.learned_positions ? m->arch.P : INT32_MAX;
+    if (b->n > m->tokens)
+        sft_die(SFT_BROKEN, "a batch of %lld tokens, but memory was planned for %lld", (long long)b->n,
+                (long long)m->tokens);
+    if (cache && cache->n + b->n > cache->keys[0].dim[0])
+        sft_die(SFT_BROKEN, "the cache has room for %lld tokens", (long long)cache->keys[0].dim[0]);
+    for (int64_t i = 0; i < b->n; i++) {
+        int32_t id = b->ids[i] < 0 ? b->ids[i] : SFT_MAX(b->ids[i], b->target[i]);
+        if (id < 0 || id >= V)
+            sft_die(SFT_BAD_INPUT, "token id %d is outside the model's vocabulary of %lld: take the model's own tokenizer, "
+                                   "or set resize_vocab", id, V);
+        if (b->pos[i] >= P)
+            sft_die(SFT_BAD_INPUT, "a document of %d or more tokens, but the model has learned %lld positions: lower "
+                                   "max_length", b->pos[i] + 1, P);
+    }
+}
+
+void sft_forward(SftCtx *c, SftModel *m, const SftBatch *b) { sft_forward_cached(c, m, b, NULL); }
+
+void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *b, SftCache *cache) {
+    const SftArch *s = &m->arch;
+    const SftUnit *first = &m->unit[0], *last = &m->unit[m->units - 1];
+    const int64_t n = b->n, L = s->L;
+    if (!n) return;
+    if (!sft_planning(c)) sft__check_batch(m, b, cache);
+    const SftTensor final = sft_rows(m->final, 0, n), stat = sft_rows(m->stat, 0, n), rope = sft_rows(m->rope, 0, n);
+
+    c->ops->embedding_forward(c, sft_rows(m->acts[0].x, 0, n), first->w.wte, first->w.wpe, b->ids, b->pos);
+    if (!s->learned_positions) c->ops->rope_table(c, rope, s, b->pos, b->begin, b->end);
+    for (int64_t l = 0; l < L; l++)
+        sft__block_forward(c, m, l, sft__acts(m, l, n, cache), b->begin, sft_rows(m->acts[l + 1].x, 0, n));
+    sft__normalize_forward(c, s, final, stat, sft_rows(m->acts[L].x, 0, n), last, SFT__LAYER(norm));
+    if (cache) cache->n += n;
+}
+
+double sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs) {
+    const SftOps *op = c->ops;
+    const SftUnit *u = &m->unit[m->arch.tied ? 0 : m->units - 1];
+    const SftTensor none = SFT_NONE, head = m->arch.tied ? u->w.wte : u->w.head_w; // [V,C]
+    const SftTensor dhead = m->arch.tied ? u->dw.wte : u->dw.head_w;
+    const int64_t rows = m->logits.dim[0];
+    int64_t targets = 0;
+    for (int64_t first = 0, next = 0; first < b->n; first = next) { // a chunk: rows first .. next of the batch,
+        int64_t n = 0;                                              // with n <= `rows` targets among them
+        if (sft_planning(c)) n = SFT_MIN(rows, b->n), next = b->n;
+        for (; next < b->n && (n < rows || b->target[next] < 0); next++)
+            if (b->target[next] >= 0) m->index[n] = (int32_t)(next - first), m->wanted[n++] = b->target[next];
+        const SftTensor x = sft_rows(m->chunk, 0, n), dx = sft_rows(m->dchunk, 0, n);
+        const SftTensor logits = sft_rows(m->logits, 0, n), loss = sft_rows(m->loss, targets, n);
+        if (n) {
+            op->gather_rows(c, x, sft_rows(m->final, first, next - first), m->index);
+            op->matmul_forward(c, logits, none, x, head, none, none, SFT_LINEAR);
+            op->cross_entropy(c, loss, logits, m->wanted, m->arch.V, scale); // logits are now their own gradient
+        }
+        if (n && scale != 0) {
+            op->matmul_backward_w(c, dhead, none, logits, x);
+            op->matmul_backward_x(c, dx, logits, head, none, SFT_LINEAR, false);
+        }
+        if (scale != 0) op->scatter_rows(c, sft_rows(m->dnorm, first, next - first), dx, m->index); // else 0
+        targets += n;
+    }
+    if (sft_planning(c)) return 0;
+    double sum = 0; // token after token: the same for every size of chunk
+    const float *loss = (const float *)m->loss.data;
+    for (int64_t i = 0; i < b->n; i++) {
+        if (logprobs) logprobs[i] = b->target[i] >= 0 ? -*loss : 0;
+        if (b->target[i] >= 0) sum += *loss++;
+    }
+    return sum;
+}
+
+void sft_backward(SftCtx *c, SftModel *m, const SftBatch *b) {
+    const SftArch *s = &m->arch;
+    const SftUnit *first = &m->unit[0], *last = &m->unit[m->units - 1];
+    const int64_t n = b->n, L = s->L;
+    if (!n) return;
+    const SftTensor dx = sft_rows(m->dx, 0, n), dnorm = sft_rows(m->dnorm, 0, n), stat = sft_rows(m->stat, 0, n);
+
+    sft__normalize_backward(c, s, dx, SFT_NONE, dnorm, sft_rows(m->acts[L].x, 0, n), stat, last, SFT__LAYER(norm));
+    for (int64_t l = L - 1; l >= 0; l--) {
+        SftActs a = sft__acts(m, l, n, NULL);
+        if (m->checkpointing && l < L - 1) // forward ended with the last block: its activations are still there
+            sft__block_forward(c, m, l, a, b->begin, SFT_NONE);
+        sft__block_backward(c, m, l, a, b);
+    }
+    c->ops->embedding_backward(c, first->dw.wte, first->dw.wpe, dx, b->ids, b->pos);
+}
+
+// Memory. A tensor [tokens, d1, d2] of the activations; absent if d1 is 0.
+static SftTensor sft__take_rows(SftModel *m, SftType type, int64_t d1, int64_t d2) {
+    return d1 ? sft_take_tensor(&m->mem[SFT_MEM_ACTS], type, m->tokens, d1, d2) : SFT_NONE;
+}
+
+// The activations of one block but for x. Inference needs nothing twice: there the residual stream is one tensor
+// that the blocks update in place.
+static void sft__take_block(SftModel *m, SftActs *b) {
+    const SftArch *a = &m->arch;
+    const int64_t H = a->H, K = a->K, D = a->D, stats = a->layernorm ? 2 : 1;
+    b->norm1 = sft__take_rows(m, m->type, a->C, 1);
+    b->stat1 = sft__take_rows(m, SFT_F32, stats, 1);
+    b->q_raw = sft__take_rows(m, m->type, a->qk_norm ? H : 0, D);
+    b->k_raw = sft__take_rows(m, m->type, a->qk_norm ? K : 0, D);
+    b->q_stat = sft__take_rows(m, SFT_F32, a->qk_norm ? H : 0, 1);
+    b->k_stat = sft__take_rows(m, SFT_F32, a->qk_norm ? K : 0, 1);
+    b->q = sft__take_rows(m, m->type, H, D);
+    b->k = sft__take_rows(m, m->type, K, D);
+    b->v = sft__take_rows(m, m->type, K, D);
+    b->att = sft__take_rows(m, m->type, H, D);
+    b->lse = sft__take_rows(m, SFT_F32, H, 1);
+    b->mid = m->trains ? sft__take_rows(m, m->type, a->C, 1) : b->x;
+    b->norm2 = m->trains ? sft__take_rows(m, m->type, a->C, 1) : b->norm1; // has become q, k and v by then
+    b->stat2 = sft__take_rows(m, SFT_F32, stats, 1);
+    b->gate = sft__take_rows(m, m->type, a->gated ? a->F : 0, 1);
+    b->up = sft__take_rows(m, m->type, a->gated || m->trains ? a->F : 0, 1);
+    b->act = sft__take_rows(m, m->type, a->F, 1);
+}
+
+// Notes what an arena took since it held `from` bytes, for the printed plan.
+SFT_PRINTF(4, 5) static void sft__plan_part(SftModel *m, int mem, size_t from, const char *format, ...) {
+    if (m->mem[mem].used <= from) return;
+    va_list args;
+    va_start(args, format);
+    m->part[m->parts].mem = mem;
+    m->part[m->parts].bytes = m->mem[mem].used - from;
+    vsnprintf(m->part[m->parts++].what, sizeof m->part->what, format, args);
+    va_end(args);
+}
+
+/* Rows of a chunk of the loss: its logits hold about 64 MB, in multiples of 16 rows. Small enough that the logits of
+   a long batch are never whole in memory, large enough that reading the head again for each chunk costs little. It
+   depends on the model alone, and with it the order in which the head's gradient is summed. */
+static int64_t sft__chunk_rows(const SftModel *m) {
+    int64_t rows = (64 << 20) / (m->arch.V * (int64_t)sft_type_size(m->type)) / 16 * 16;
+    return SFT_MIN(SFT_MAX(rows, 16), m->tokens);
+}
+
+static void sft__take_acts(SftModel *m) {
+    const SftArch *a = &m->arch;
+    const int64_t C = a->C, L = a->L, rows = sft__chunk_rows(m);
+    const bool trains = m->trains, whole = trains && !m->checkpointing; // every block keeps what backward needs
+    SftArena *mem = &m->mem[SFT_MEM_ACTS];
+    size_t mark = mem->used;
+    for (int64_t l = 0; l <= L; l++) m->acts[l].x = trains || !l ? sft__take_rows(m, m->type, C, 1) : m->acts[0].x;
+    sft__plan_part(m, SFT_MEM_ACTS, mark, "residual stream%s", trains ? ": the input of every block" : "");
+
+    mark = mem->used;
+    for (int64_t l = 0; l < L; l++) {
+        const SftTensor x = m->acts[l].x;
+        if (whole || l == 0) sft__take_block(m, &m->acts[l]);
+        else m->acts[l] = m->acts[0], m->acts[l].x = x; // one set: blocks take turns
+    }
+    sft__plan_part(m, SFT_MEM_ACTS, mark, "inside %s%s", whole ? "the blocks" : "one block at a time",
+                   m->checkpointing ? ": backward runs each again" : "");
+
+    mark = mem->used;
+    m->rope = sft__take_rows(m, SFT_F32, a->learned_positions ? 0 : a->D, 1);
+    m->final = trains ? sft__take_rows(m, m->type, C, 1) : m->acts[0].norm1; // the blocks are done with it
+    m->stat = sft__take_rows(m, SFT_F32, a->layernorm ? 2 : 1, 1);
+    m->loss = sft__take_rows(m, SFT_F32, 1, 1);
+    m->index = (int32_t *)sft_take(mem, (size_t)rows * sizeof(int32_t));
+    m->wanted = (int32_t *)sft_take(mem, (size_t)rows * sizeof(int32_t));
+    // The gradient by a norm's output is used up before that by attention's output is made, and the other way round.
+    const SftTensor turns = sft__take_rows(m, m->type, trains ? SFT_MAX(C, a->H * a->D) : 0, 1);
+    m->dnorm = sft_tensor(turns.data, m->type, turns.dim[0], C, 1);
+    m->datt = sft_tensor(turns.data, m->type, turns.dim[0], a->H, a->D);
+    sft__plan_part(m, SFT_MEM_ACTS, mark, "final hidden states%s, losses%s", trains ? ", their gradient" : "",
+                   a->learned_positions ? "" : ", rotary angles");
+
+    // All chunks of the loss are done before backward enters the model: the same memory serves first the one, then
+    // the other. (dnorm goes across, and so is not here.)
+    mark = mem->used;
+    m->chunk = sft_take_tensor(mem, m->type, rows, C, 1);
+    m->logits = sft_take_tensor(mem, m->type, rows, a->V, 1);
+    if (trains) m->dchunk = sft_take_tensor(mem, m->type, rows, C, 1);
+    const size_t end = mem->used;
+    sft_give_back(mem, mark);
+    m->dx = sft__take_rows(m, m->type, trains ? C : 0, 1);
+    m->dq = sft__take_rows(m, m->type, trains ? a->H : 0, a->D);
+    m->dk = sft__take_rows(m, m->type, trains ? a->K : 0, a->D);
+    m->dv = sft__take_rows(m, m->type, trains ? a->K : 0, a->D);
+    mem->used = SFT_MAX(end, mem->used);
+    sft__plan_part(m, SFT_MEM_ACTS, mark, "logits of %lld tokens at a time%s", (long long)rows,
+                   trains ? "; then, in their place, gradients inside a block" : "");
+}
+
+static void sft__layout(SftModel *m) {
+    m->parts = 0;
+    sft_units_open(m);
+    sft__plan_part(m, SFT_MEM_WEIGHTS, 0, "parameters in %s", sft_type_name(m->type));
+    sft__plan_part(m, SFT_MEM_MASTER, 0, "parameters in fp32, as AdamW updates them");
+    sft__plan_part(m, SFT_MEM_GRADS, 0, "fp32, summed over micro-batches");
+    sft__plan_part(m, SFT_MEM_MOMENTS, 0, "AdamW's m and v in fp32");
+    sft__take_acts(m);
+}
+
+void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
+                    bool plan, const SftOps *ops) {
+    const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "workspace"};
+    *m = (SftModel){.arch = *a, .type = type, .trains = trains, .tokens = tokens};
+    m->checkpointing = trains && checkpointing;
+    m->acts = SFT_NEW(SftActs, a->L + 1);
+    for (int i = 0; i < SFT_MEMS; i++) m->mem[i].name = name[i];
+    sft__layout(m);
+    SftCtx c = {.ops = ops, .work = &m->mem[SFT_MEM_WORK]}; // a dry run: every op only takes its workspace
+    SftBatch b = {.n = tokens, .documents = 1, .trained = tokens};
+    sft_forward(&c, m, &b);
+    sft_loss(&c, m, &b, trains, NULL);
+    if (trains) sft_backward(&c, m, &b);
+    if (plan) return;
+    for (int i = 0; i < SFT_MEMS; i++) sft_arena_open(&m->mem[i], name[i], m->mem[i].peak);
+    sft_units_close(m);
+    sft__layout(m);
+}
+
+void sft_model_close(SftModel *m) {
+    for (int i = 0; i < SFT_MEMS; i++) sft_arena_close(&m->mem[i]);
+    sft_units_close(m);
+    free(m->acts);
+    *m = (SftModel){0};
+}
+
+// The plan of an arena: what it was opened with, or what a dry run counted.
+static size_t sft__planned(const SftArena *arena) { return arena->base ? arena->size : arena->peak; }
+
+size_t sft_plan_bytes(const SftModel *m) {
+    size_t bytes = 0;
+    for (int i = 0; i < SFT_MEMS; i++) bytes += sft__planned(&m->mem[i]);
+    return bytes;
+}
+
+void sft_plan_print(FILE *out, const SftModel *m) {
+    fprintf(out, "memory plan: %s, %.1f M parameters, %s, batches of up to %lld tokens%s\n", m->arch.family,
+            (double)sft_parameters(&m->arch) / 1e6, sft_type_name(m->type), (long long)m->tokens,
+            m->checkpointing ? ", gradient checkpointing" : "");
+    for (int i = 0; i < SFT_MEMS; i++) {
+        const double bytes = (double)sft__planned(&m->mem[i]);
+        int parts = 0, last = 0;
+        for (int p = 0; p < m->parts; p++)
+            if (m->part[p].mem == i) parts++, last = p;
+        if (bytes > 0) fprintf(out, "  %-14s %10.1f MB   %s\n", m->mem[i].name, bytes / 1e6, parts == 1 ? m->part[last].what : "");
+        for (int p = 0; p < m->parts && parts > 1; p++)
+            if (m->part[p].mem == i) fprintf(out, "  %25.1f MB   %s\n", (double)m->part[p].bytes / 1e6, m->part[p].what);
+    }
+    fprintf(out, "  %-14s %10.1f MB\n", "total", (double)sft_plan_bytes(m) / 1e6);
+}
+
+json_t *sft_plan_json(const SftModel *m) {
+    json_t *memory = json_object(), *parts = json_array(), *bytes = json_integer((json_int_t)sft_plan_bytes(m));
+    for (int i = 0; i < SFT_MEMS; i++)
+        json_object_set_new(memory, m->mem[i].name, json_integer((json_int_t)sft__planned(&m->mem[i])));
+    for (int p = 0; p < m->parts; p++)
+        json_array_append_new(parts, json_pack("{s:s, s:s, s:I}", "memory", m->mem[m->part[p].mem].name, "what",
+                                               m->part[p].what, "bytes", (json_int_t)m->part[p].bytes));
+    return json_pack("{s:o, s:o, s:o}", "bytes", bytes, "memory", memory, "parts", parts);
+}
 
 /* ================================================================================================================
    [8] step: loss scaler, gradient norm, clipping, learning-rate schedules, AdamW over units
