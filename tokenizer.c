@@ -262,11 +262,12 @@ struct SftTokenizer {
     Sft__Words words, raw; // as the file spells them; byte-level with ignore_merges: the bytes they stand for
     uint8_t *special;      // by id: left out by skip_special
     Sft__Merge *merge;     // open addressing, at most half full
-    uint64_t merge_mask;
+    uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none, and this small table says so
+    int filter_shift;
     bool byte_level, byte_fallback, fuse_unk, ignore_merges;
     int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
     int32_t *char_id;          // by code point below 0x10000, not byte-level
-    uint8_t *joined;           // see sft__joins; NULL: never cut
+    uint8_t *joined;           // see sft__join; NULL: never cut
     bool all_known;            // no unknown token can arise: every byte has an id
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
     bool joins_with_space;     // no decoder at all: tokens are joined with spaces
@@ -449,8 +450,9 @@ static bool sft__find(Sft__Finder *f, Sft__Scratch *s) {
    The model: a word -> ids
    ================================================================================================================ */
 static inline const Sft__Merge *sft__pair(const SftTokenizer *t, int32_t a, int32_t b) {
-    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;
-    for (uint64_t i = (pair * 0x9e3779b97f4a7c15u) >> 20;; i++) {
+    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, h = pair * 0x9e3779b97f4a7c15u, bit = h >> t->filter_shift;
+    if (!(t->filter[bit / 64] >> bit % 64 & 1)) return NULL;
+    for (uint64_t i = h >> 20;; i++) {
         const Sft__Merge *m = &t->merge[i & t->merge_mask];
         if (m->pair == pair) return m;
         if (m->pair == SFT__NONE) return NULL;
@@ -616,13 +618,71 @@ static void sft__merge(Sft__Encoder *e, const char *word, size_t n) {
     e->out->n += count;
 }
 
-static void sft__word(Sft__Encoder *e, const char *word, size_t n) {
+/* Where a word may be cut. A merge of tokens A and B joins the last character of A to the first of B. So where two
+   neighbouring characters x y are not (last of A, first of B) in any merge, no merge can ever reach across, and both
+   sides may be merged on their own. This makes words of the endless text of SentencePiece-like models (tokens hold "▁"
+   only at their beginning, so "e▁" is never joined), and short stretches that come again and again of the long runs of
+   Chinese that byte-level models see. A byte-level token may hold a part of a character: A the end of x, B the
+   beginning of y. Such parts are entered by one byte, the last of A or the first of B, behind SFT__PART.
+   t->joined is a bit set over a hash of (x, y): a false alarm costs a cut, nothing else. All this holds only if
+   whatever can be merged is spelled as the text it stands for, which loading checks. */
+enum { SFT__PART = 0x110000, SFT__JOINED = 1 << 20 };
+static inline uint32_t sft__join(uint32_t x, uint32_t y) {
+    if ((x | y) < 128) return x << 7 | y; // ASCII close together
+    return (x * 0x9e3779b1u ^ y * 0x85ebca77u) * 0xc2b2ae3du >> 12;
+}
+
+static inline bool sft__joined(const SftTokenizer *t, uint32_t x, uint32_t y) {
+    uint32_t bit = sft__join(x, y);
+    return t->joined[bit / 8] >> bit % 8 & 1;
+}
+
+static inline bool sft__may_cut(const SftTokenizer *t, uint32_t x, uint8_t last, uint32_t y, uint8_t first) {
+    if (sft__joined(t, x, y)) return false;
+    if (!t->byte_level || (x | y) < 128) return true;
+    if (y >= 128 && sft__joined(t, x, SFT__PART + first)) return false;
+    if (x < 128) return true;
+    return !sft__joined(t, SFT__PART + last, y) && !(y >= 128 && sft__joined(t, SFT__PART + last, SFT__PART + first));
+}
+
+static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch);
+
+// Cuts a word where that is allowed and encodes the stretches. Beside an unknown character there is no cut: a run of
+// those may become one token.
+static void sft__stretches(Sft__Encoder *e, const char *word, size_t n) {
+    const SftTokenizer *t = e->t;
+    size_t from = 0, i = 0, at;
+    uint32_t x = sft__char(word, &i), y;
+    int32_t id = -1, id_y = -1;
+    if (!t->byte_level) id = sft__char_id(t, x, word, i);
+    for (bool one = true; from < n; x = y, id = id_y) {
+        at = i, y = 0;
+        if (i < n) {
+            y = sft__char(word, &i);
+            if (!t->byte_level) id_y = sft__char_id(t, y, word + at, i - at);
+            if (!sft__may_cut(t, x, (uint8_t)word[at - 1], y, (uint8_t)word[at]) || (!t->all_known && (id < 0 || id_y < 0))) {
+                one = false;
+                continue;
+            }
+        }
+        if (one && id >= 0) sft__push(e->out, id);
+        else if (at - from == n) sft__merge(e, word, n);
+        else sft__word(e, word + from, at - from, true);
+        from = at, one = true;
+    }
+}
+
+// Encodes a word, or a stretch of one; what fits an entry of the cache is remembered. Only a whole word may be a token
+// that merges do not make (ignore_merges), so there the two are remembered apart.
+static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch) {
     const SftTokenizer *t = e->t;
     SftIds *out = e->out;
     Sft__Entry *entry = NULL;
+    uint8_t length = (uint8_t)n;
     if (n <= SFT__KEY) {
         entry = &e->s->cache[sft__hash(word, n) % SFT__CACHE];
-        if (entry->length == n && !memcmp(entry->key, word, n)) {
+        if (stretch && t->ignore_merges) length |= 64;
+        if (entry->length == length && !memcmp(entry->key, word, n)) {
             sft__reserve(out, SFT__CACHED);
             memcpy(out->ids + out->n, entry->ids, sizeof entry->ids);
             out->n += entry->n;
@@ -630,46 +690,14 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n) {
         }
     }
     int64_t before = out->n;
-    int32_t whole = t->ignore_merges ? sft__words_find(t->byte_level ? &t->raw : &t->words, word, n) : -1;
+    int32_t whole = t->ignore_merges && !stretch ? sft__words_find(t->byte_level ? &t->raw : &t->words, word, n) : -1;
     if (whole >= 0) sft__push(out, whole);
-    else sft__merge(e, word, n);
+    else if (stretch || !t->joined) sft__merge(e, word, n);
+    else sft__stretches(e, word, n);
     if (!entry || out->n - before > SFT__CACHED) return;
-    entry->length = (uint8_t)n, entry->n = (uint8_t)(out->n - before);
+    entry->length = length, entry->n = (uint8_t)(out->n - before);
     memcpy(entry->key, word, n);
     if (entry->n) memcpy(entry->ids, out->ids + before, entry->n * sizeof *entry->ids);
-}
-
-/* Where a word of characters may be cut. A merge of tokens A and B joins A's last character to B's first; so where two
-   neighbouring characters x y are not (last of A, first of B) for any merge, no merge can ever reach across, and both
-   sides may be merged on their own. This makes words of the endless text of SentencePiece-like models: tokens hold "▁"
-   only at their beginning, so "e▁" is never joined. `joined` is a bit set over a hash of (x, y): a false alarm costs a
-   cut, nothing else. Holds only if whatever can be merged is spelled as the text it stands for, which loading checks;
-   and a run of unknown characters is one unknown token, so beside those there is no cut. */
-enum { SFT__JOINED = 1 << 17 };
-static inline uint32_t sft__joins(uint32_t x, uint32_t y) { return (x * 0x9e3779b1u ^ y * 0x85ebca77u) * 0xc2b2ae3du >> 15; }
-
-static void sft__text(Sft__Encoder *e, const char *text, size_t n) {
-    const SftTokenizer *t = e->t;
-    if (!t->joined) {
-        sft__word(e, text, n);
-        return;
-    }
-    size_t from = 0, i = 0, at;
-    uint32_t x = sft__char(text, &i), y;
-    int32_t id = sft__char_id(t, x, text, i), id_y;
-    for (int chars = 1; from < n; chars++, x = y, id = id_y) {
-        at = i, y = 0, id_y = -1;
-        if (i < n) {
-            y = sft__char(text, &i);
-            id_y = sft__char_id(t, y, text + at, i - at);
-            uint32_t bit = sft__joins(x, y);
-            if (t->joined[bit / 8] >> bit % 8 & 1) continue;
-            if (!t->all_known && (id < 0 || id_y < 0)) continue;
-        }
-        if (chars == 1 && id >= 0) sft__push(e->out, id);
-        else sft__word(e, text + from, at - from);
-        from = at, chars = 0;
-    }
 }
 
 /* ================================================================================================================
@@ -795,7 +823,7 @@ static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool
 static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
     if (!n) return;
     if (at == e->t->pre_tokenizer.n) {
-        sft__text(e, text, n);
+        sft__word(e, text, n, false);
         return;
     }
     const Sft__Step *step = &e->t->pre_tokenizer.step[at];
@@ -1207,13 +1235,16 @@ static void sft__load_vocab(SftTokenizer *t, json_t *o, int32_t highest, size_t 
 
 static void sft__merges_open(SftTokenizer *t, size_t n) {
     if (n >= UINT32_MAX / SFT__SHORT) sft_die(SFT_BAD_INPUT, "%s: %zu merges are too many", t->file, n);
-    for (t->merge_mask = 15; t->merge_mask < 2 * n; t->merge_mask = 2 * t->merge_mask + 1) {}
+    for (t->merge_mask = 15; t->merge_mask < n + n / 2; t->merge_mask = 2 * t->merge_mask + 1) {}
     t->merge = sft_realloc(NULL, (t->merge_mask + 1) * sizeof *t->merge);
     memset(t->merge, 0xff, (t->merge_mask + 1) * sizeof *t->merge);
+    for (t->filter_shift = 58; (UINT64_C(1) << (64 - t->filter_shift)) < 12 * n; t->filter_shift--) {}
+    t->filter = SFT_NEW(uint64_t, UINT64_C(1) << (58 - t->filter_shift));
 }
 
 static void sft__put_merge(SftTokenizer *t, int32_t a, int32_t b, uint32_t rank, int32_t id) {
-    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, i = (pair * 0x9e3779b97f4a7c15u) >> 20;
+    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, h = pair * 0x9e3779b97f4a7c15u, i = h >> 20;
+    t->filter[h >> t->filter_shift >> 6] |= UINT64_C(1) << (h >> t->filter_shift) % 64;
     while (t->merge[i & t->merge_mask].pair != SFT__NONE && t->merge[i & t->merge_mask].pair != pair) i++;
     t->merge[i & t->merge_mask] = (Sft__Merge){pair, rank, id}; // of a pair that comes twice the later counts
 }
@@ -1325,6 +1356,53 @@ static void sft__find_unstable(SftTokenizer *t) {
     }
 }
 
+// What byte-level tokens stand for, byte for byte. Tokens with other characters never come out of text and have none.
+static void sft__load_raw(SftTokenizer *t) {
+    const Sft__Words *w = &t->words;
+    Sft__Bytes raw = {0};
+    sft__words_open(&t->raw, w->ids, (size_t)w->ids);
+    for (int32_t id = 0; id < w->ids; id++) {
+        raw.n = 0;
+        bool good = w->length[id] != SFT__HOLE && w->length[id];
+        for (size_t i = w->at[id], end = i + w->length[id]; good && i < end;) {
+            int byte = sft__char_byte(sft__char(w->text.p, &i));
+            char c = (char)byte;
+            good = byte >= 0;
+            sft__add(&raw, &c, 1);
+        }
+        if (good) sft__words_put(&t->raw, raw.p, raw.n, id);
+    }
+    free(raw.p);
+}
+
+/* Enters every merge into t->joined (see there), or leaves that NULL where cuts would not be sound: where a merge takes
+   the unknown token or a byte's token <0x..>, which are not spelled as their text, or where bytes are unknown. */
+static void sft__load_joined(SftTokenizer *t) {
+    const Sft__Words *w = t->byte_level ? &t->raw : &t->words;
+    if (t->byte_level && !t->all_known) return;
+    t->joined = SFT_NEW(uint8_t, SFT__JOINED / 8);
+    for (uint64_t i = 0; i <= t->merge_mask; i++) {
+        if (t->merge[i].pair == SFT__NONE) continue;
+        int32_t a = (int32_t)(t->merge[i].pair >> 32), b = (int32_t)(uint32_t)t->merge[i].pair;
+        bool sound = t->byte_level || (a != t->unk && b != t->unk && w->length[a] && w->length[b]);
+        for (int k = 0; k < 256 && sound && t->byte_fallback; k++) sound = a != t->byte_id[k] && b != t->byte_id[k];
+        if (!sound) {
+            free(t->joined), t->joined = NULL;
+            return;
+        }
+        if (w->length[a] == SFT__HOLE || w->length[b] == SFT__HOLE) continue;
+        const char *left = w->text.p + w->at[a], *right = w->text.p + w->at[b];
+        size_t n = w->length[a], last = n - 1, first = 0;
+        while (last && ((uint8_t)left[last] & 0xc0) == 0x80) last--;
+        bool part = ((uint8_t)left[last] & 0xc0) == 0x80; // nothing but the end of a character
+        if (((uint8_t)*right & 0xc0) == 0x80 || (!part && last + sft__length(left[last]) != n)) continue; // inside a character
+        uint32_t x = part ? SFT__PART + (uint32_t)(uint8_t)left[n - 1] : sft__char(left, &last);
+        uint32_t y = sft__length(*right) > w->length[b] ? SFT__PART + (uint32_t)(uint8_t)*right : sft__char(right, &first);
+        uint32_t bit = sft__join(x, y);
+        t->joined[bit / 8] |= (uint8_t)(1 << bit % 8);
+    }
+}
+
 // Tables that the model's inner loops read, once vocabulary, merges and pre-tokenizer stand.
 static void sft__load_tables(SftTokenizer *t) {
     Sft__Pipeline *p = &t->pre_tokenizer;
@@ -1332,7 +1410,7 @@ static void sft__load_tables(SftTokenizer *t) {
     char spelled[8];
     t->byte_level = p->n && p->step[p->n - 1].kind == SFT__BYTES && !t->byte_fallback;
     if (t->byte_level) free(p->step[--p->n].text); // bytes are looked up as bytes instead
-    t->all_known = t->byte_fallback;
+    t->all_known = t->byte_level || t->byte_fallback;
     for (int b = 0; b < 256; b++) {
         size_t n = t->byte_level ? (size_t)utf8proc_encode_char((int32_t)sft__byte_char(b), (utf8proc_uint8_t *)spelled)
                                  : (size_t)snprintf(spelled, sizeof spelled, "<0x%02X>", b);
@@ -1341,46 +1419,19 @@ static void sft__load_tables(SftTokenizer *t) {
     }
     for (int i = 0; i < t->normalizer.n; i++)
         if (t->normalizer.step[i].kind == SFT__UNICODE && !t->unstable) sft__find_unstable(t);
-    if (t->byte_level && t->ignore_merges) { // what the tokens stand for, to find whole words
-        sft__words_open(&t->raw, w->ids, (size_t)w->ids);
+    if (t->byte_level) {
+        sft__load_raw(t);
+    } else {
+        t->char_id = SFT_NEW(int32_t, 0x10000);
+        memset(t->char_id, 0xff, 0x10000 * 4);
         for (int32_t id = 0; id < w->ids; id++) {
-            Sft__Bytes raw = {0};
-            bool good = w->length[id] != SFT__HOLE;
-            for (size_t i = w->at[id], end = i + w->length[id]; good && i < end;) {
-                int byte = sft__char_byte(sft__char(w->text.p, &i));
-                char c = (char)byte;
-                good = byte >= 0;
-                sft__add(&raw, &c, 1);
-            }
-            if (good && raw.n) sft__words_put(&t->raw, raw.p, raw.n, id);
-            free(raw.p);
+            if (w->length[id] == SFT__HOLE || !w->length[id] || sft__length(w->text.p[w->at[id]]) != w->length[id]) continue;
+            size_t at = w->at[id];
+            uint32_t c = sft__char(w->text.p, &at);
+            if (c < 0x10000) t->char_id[c] = id;
         }
     }
-    if (t->byte_level) return;
-    t->char_id = SFT_NEW(int32_t, 0x10000);
-    memset(t->char_id, 0xff, 0x10000 * 4);
-    for (int32_t id = 0; id < w->ids; id++) {
-        if (w->length[id] == SFT__HOLE || !w->length[id] || sft__length(w->text.p[w->at[id]]) != w->length[id]) continue;
-        size_t at = w->at[id];
-        uint32_t c = sft__char(w->text.p, &at);
-        if (c < 0x10000) t->char_id[c] = id;
-    }
-    if (t->ignore_merges) return; // there a whole text may be a token that merges do not make
-    t->joined = SFT_NEW(uint8_t, SFT__JOINED / 8);
-    for (uint64_t i = 0; i <= t->merge_mask; i++) {
-        if (t->merge[i].pair == SFT__NONE) continue;
-        int32_t a = (int32_t)(t->merge[i].pair >> 32), b = (int32_t)(uint32_t)t->merge[i].pair;
-        bool sound = a != t->unk && b != t->unk && w->length[a] && w->length[b];
-        for (int k = 0; k < 256 && sound && t->byte_fallback; k++) sound = a != t->byte_id[k] && b != t->byte_id[k];
-        if (!sound) {
-            free(t->joined), t->joined = NULL;
-            return;
-        }
-        size_t last = w->at[a] + w->length[a] - 1, first = w->at[b];
-        while (((uint8_t)w->text.p[last] & 0xc0) == 0x80) last--;
-        uint32_t x = sft__char(w->text.p, &last), y = sft__char(w->text.p, &first), bit = sft__joins(x, y);
-        t->joined[bit / 8] |= (uint8_t)(1 << bit % 8);
-    }
+    sft__load_joined(t);
 }
 
 // tokenizer_config.json's and config.json's say: BOS, EOS, the chat template.
@@ -1515,5 +1566,5 @@ void sft_tokenizer_free(SftTokenizer *t) {
     sft__words_close(&t->words), sft__words_close(&t->raw);
     pcre2_code_free(t->word_char);
     free(t->prefix.ids), free(t->suffix.ids), free(t->char_id), free(t->joined), free(t->unstable), free(t->special);
-    free(t->merge), free(t->chat_template), free(t->file), free(t->scratch), free(t);
+    free(t->merge), free(t->filter), free(t->chat_template), free(t->file), free(t->scratch), free(t);
 }
