@@ -1084,6 +1084,12 @@ static int32_t sft__id(const SftTokenizer *t, json_t *v, const char *token) {
     return (int32_t)json_integer_value(v);
 }
 
+static bool sft__present(const SftTokenizer *t, json_t *o, const char *key) { // is the key there, and not null
+    json_t *v = json_object_get(o, key);
+    if (v && !json_is_null(v) && !json_is_object(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be an object or null", t->file, key);
+    return json_is_object(v);
+}
+
 static int sft__choice(const SftTokenizer *t, const char *what, const char *word, const char *const *words, int n) {
     for (int i = 0; i < n; i++)
         if (!strcmp(word, words[i])) return i;
@@ -1281,6 +1287,40 @@ static void sft__load_merges(SftTokenizer *t, json_t *list) {
     free(joined.p);
 }
 
+/* SentencePiece has no list of merges: two neighbours are joined if the vocabulary has what they spell together, the
+   piece of the highest score first, leftmost among equals. So every way to split a piece in two is a merge, and its
+   rank is the place of the piece's score among all scores. score: by id, NAN for pieces that take no part. */
+static int sft__falling(const void *x, const void *y) {
+    float a = *(const float *)x, b = *(const float *)y;
+    return (a < b) - (a > b);
+}
+
+static void sft__score_merges(SftTokenizer *t, const float *score, int32_t n) {
+    const Sft__Words *w = &t->words;
+    float *sorted = SFT_NEW(float, n);
+    int32_t different = 0, scores = 0;
+    size_t splits = 0;
+    for (int32_t id = 0; id < n; id++) {
+        if (isnan(score[id])) continue;
+        sorted[scores++] = score[id];
+        splits += w->length[id];
+    }
+    qsort(sorted, (size_t)scores, sizeof *sorted, sft__falling);
+    for (int32_t i = 0; i < scores; i++)
+        if (!i || sorted[i] != sorted[different - 1]) sorted[different++] = sorted[i];
+    sft__merges_open(t, splits);
+    for (int32_t id = 0; id < n; id++) {
+        const char *text = w->text.p + w->at[id];
+        if (isnan(score[id])) continue;
+        const float *rank = bsearch(&score[id], sorted, (size_t)different, sizeof *sorted, sft__falling);
+        for (size_t k = sft__length(*text); k < w->length[id]; k += sft__length(text[k])) {
+            int32_t a = sft__words_find(w, text, k), b = sft__words_find(w, text + k, w->length[id] - k);
+            if (a >= 0 && b >= 0 && !isnan(score[a]) && !isnan(score[b])) sft__put_merge(t, a, b, (uint32_t)(rank - sorted), id);
+        }
+    }
+    free(sorted);
+}
+
 // Added tokens: {"id", "content", flags}. rename: a token may give a new name to an id of the vocabulary.
 static void sft__load_added(SftTokenizer *t, json_t *o, int32_t id, Sft__Added *a, bool rename) {
     const char *content = sft__string(t, o, "content", NULL);
@@ -1475,45 +1515,213 @@ static void sft__load_config(SftTokenizer *t, json_t *config, json_t *model, con
     if (json_is_string(v)) t->chat_template = sft_format("%s", json_string_value(v));
 }
 
-// tokenizer.json
-static void sft__load_json(SftTokenizer *t, json_t *root) {
-    json_t *model = json_object_get(root, "model"), *merges = json_object_get(model, "merges"), *o;
+// Special tokens that tokenizer_config.json names are added tokens too, as in transformers.
+static void sft__named_tokens(SftTokenizer *t, json_t *config, json_t *added) {
+    static const char *const keys[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
+    for (int k = 0; k < SFT_COUNT(keys); k++) {
+        json_t *v = json_object_get(config, keys[k]), *o;
+        if (json_is_object(v)) v = json_object_get(v, "content");
+        const char *name = json_string_value(v);
+        int32_t id = name ? sft_token_id(t, name) : -1;
+        bool listed = id < 0;
+        for (size_t i = 0; i < json_array_size(added) && !listed; i++) {
+            o = json_array_get(added, i);
+            listed = json_equal(json_object_get(o, "content"), v) || json_integer_value(json_object_get(o, "id")) == id;
+        }
+        if (!listed) json_array_append_new(added, json_pack("{s:i,s:s,s:b}", "id", id, "content", name, "special", 1));
+    }
+}
+
+/* A tokenizer.json, or what stands for one. score: ranks for the merges of a SentencePiece model (see
+   sft__score_merges), whose added tokens may rename an id and are looked for as they are spelled. */
+static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config, const float *score) {
+    json_t *model = json_object_get(root, "model"), *o, *added = json_object_get(root, "added_tokens");
     if (!json_is_object(model)) sft_die(SFT_BAD_INPUT, "%s: has no \"model\"", t->file);
     const char *type = sft__string(t, model, "type", "BPE");
-    if (strcmp(type, "BPE")) sft_die(SFT_BAD_INPUT, "%s: a tokenizer of type %.40s is not supported, only BPE", t->file, type);
-    json_t *added = json_object_get(root, "added_tokens");
-    if (added && !json_is_null(added) && !json_is_array(added)) sft_die(SFT_BAD_INPUT, "%s: \"added_tokens\" must be a list", t->file);
+    if (strcmp(type, "BPE")) sft_die(SFT_BAD_INPUT, "%s: a model of type %.40s is not supported, only BPE", t->file, type);
+    if (!added || json_is_null(added)) json_object_set_new(root, "added_tokens", json_array());
+    added = sft__array(t, root, "added_tokens");
     if (*sft__string(t, model, "continuing_subword_prefix", "") || *sft__string(t, model, "end_of_word_suffix", ""))
         sft_die(SFT_BAD_INPUT, "%s: continuing_subword_prefix and end_of_word_suffix are not supported", t->file);
     if (json_number_value(json_object_get(model, "dropout")) != 0) sft_die(SFT_BAD_INPUT, "%s: BPE dropout is not supported", t->file);
     int32_t highest = -1;
-    size_t n = json_array_size(added);
-    for (size_t i = 0; i < n; i++) {
-        o = json_array_get(added, i);
-        highest = SFT_MAX(highest, sft__id(t, json_object_get(o, "id"), sft__string(t, o, "content", NULL)));
-    }
-    sft__load_vocab(t, json_object_get(model, "vocab"), highest, n);
-    if (!json_is_array(merges)) sft_die(SFT_BAD_INPUT, "%s: \"merges\" must be a list", t->file);
-    sft__load_merges(t, merges);
+    size_t i;
+    json_array_foreach(added, i, o) highest = SFT_MAX(highest, sft__id(t, json_object_get(o, "id"), sft__string(t, o, "content", NULL)));
+    sft__load_vocab(t, json_object_get(model, "vocab"), highest, json_array_size(added));
+    if (score) sft__score_merges(t, score, t->words.ids);
+    else sft__load_merges(t, sft__array(t, model, "merges"));
     t->byte_fallback = sft__flag(t, model, "byte_fallback", false), t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
     t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
     const char *unk = sft__string(t, model, "unk_token", "");
     t->unk = *unk ? sft_token_id(t, unk) : -1;
     if (*unk && t->unk < 0) sft_die(SFT_BAD_INPUT, "%s: unk_token \"%.80s\" is not in the vocabulary", t->file, unk);
-    if (json_is_object(o = json_object_get(root, "normalizer"))) sft__load_normalizer(t, o);
-    if (json_is_object(o = json_object_get(root, "pre_tokenizer"))) sft__load_pre_tokenizer(t, o);
-    if (json_is_object(o = json_object_get(root, "decoder"))) sft__load_decoder(t, o);
-    else t->joins_with_space = true;
+    if (sft__present(t, root, "normalizer")) sft__load_normalizer(t, json_object_get(root, "normalizer"));
+    if (sft__present(t, root, "pre_tokenizer")) sft__load_pre_tokenizer(t, json_object_get(root, "pre_tokenizer"));
+    t->joins_with_space = !sft__present(t, root, "decoder");
+    if (!t->joins_with_space) sft__load_decoder(t, json_object_get(root, "decoder"));
     sft__load_tables(t);
     t->special = SFT_NEW(uint8_t, t->words.ids);
-    Sft__Added *list = SFT_NEW(Sft__Added, n);
-    for (size_t i = 0; i < n; i++) {
-        o = json_array_get(added, i);
-        sft__load_added(t, o, (int32_t)json_integer_value(json_object_get(o, "id")), &list[i], false);
-    }
-    sft__added_sets(t, list, (int)n, true);
+    sft__named_tokens(t, config, added);
+    Sft__Added *list = SFT_NEW(Sft__Added, json_array_size(added));
+    json_array_foreach(added, i, o) sft__load_added(t, o, (int32_t)json_integer_value(json_object_get(o, "id")), &list[i], score != NULL);
+    sft__added_sets(t, list, (int)json_array_size(added), !score);
     free(list);
-    if (json_is_object(o = json_object_get(root, "post_processor"))) sft__load_post_processor(t, o);
+    if (sft__present(t, root, "post_processor")) sft__load_post_processor(t, json_object_get(root, "post_processor"));
+}
+
+// tokenizer_config.json's added_tokens_decoder, {"id": {"content", flags}}, for folders without a tokenizer.json.
+static json_t *sft__config_added(SftTokenizer *t, json_t *config) {
+    json_t *list = json_array(), *v;
+    const char *key;
+    json_object_foreach(json_object_get(config, "added_tokens_decoder"), key, v) {
+        char *end;
+        long id = strtol(key, &end, 10);
+        if (!*key || *end || id < 0 || id > SFT__MAX_ID || !json_is_object(v))
+            sft_die(SFT_BAD_INPUT, "%s: added_tokens_decoder in tokenizer_config.json: \"%.40s\" must be an id, and hold an object", t->file, key);
+        v = json_deep_copy(v);
+        json_object_set_new(v, "id", json_integer(id));
+        json_object_set_new(v, "normalized", json_false());
+        json_array_append_new(list, v);
+    }
+    return list;
+}
+
+// vocab.json + merges.txt, as OpenAI published GPT-2's; the rest of the pipeline is GPT-2's.
+static json_t *sft__gpt2(SftTokenizer *t, const char *merges, json_t *config) {
+    json_t *vocab = sft_json_file(t->file), *lines = json_array(), *added = sft__config_added(t, config);
+    char *text = sft_read_file(merges, NULL), *line = text, *end;
+    for (; *line; line = end + 1) {
+        end = strchr(line, '\n');
+        if (!end) end = line + strlen(line);
+        size_t n = (size_t)(end - line);
+        if (n && line[n - 1] == '\r') n--;
+        json_t *merge = json_stringn(line, n);
+        if (!merge) sft_die(SFT_BAD_INPUT, "%s, line %zu: is not UTF-8", merges, json_array_size(lines) + 1);
+        json_array_append_new(lines, merge);
+        if (!*end) break;
+    }
+    free(text);
+    json_t *end_id = json_object_get(vocab, "<|endoftext|>");
+    if (end_id && !json_array_size(added)) json_array_append_new(added, json_pack("{s:O,s:s,s:b}", "id", end_id, "content", "<|endoftext|>", "special", 1));
+    int prefix = sft__flag(t, config, "add_prefix_space", false);
+    return json_pack("{s:o,s:{s:o,s:o},s:{s:s,s:b},s:{s:s}}", "added_tokens", added, "model", "vocab", vocab, "merges", lines,
+                     "pre_tokenizer", "type", "ByteLevel", "add_prefix_space", prefix, "decoder", "type", "ByteLevel");
+}
+
+// Protocol buffers: a message is a row of fields, each a number, a wire type and a value.
+typedef struct { const char *file; const uint8_t *p, *end, *bytes; uint64_t value; size_t n; int field; } Sft__Proto;
+
+static uint64_t sft__varint(Sft__Proto *m) { // seven bits a byte, lowest first, the eighth says that more follow
+    uint64_t v = 0;
+    for (int shift = 0; shift < 64 && m->p < m->end; shift += 7) {
+        v |= (uint64_t)(*m->p & 127) << shift;
+        if (*m->p++ < 128) return v;
+    }
+    sft_die(SFT_BAD_INPUT, "%s: is not a SentencePiece model, or damaged", m->file);
+}
+
+static bool sft__field(Sft__Proto *m) { // the next field; false at the end
+    if (m->p == m->end) return false;
+    uint64_t tag = sft__varint(m), wire = tag & 7, n;
+    m->field = tag >> 3 > 1000 ? 1000 : (int)(tag >> 3);
+    if (wire == 0) m->value = sft__varint(m);
+    n = wire == 0 ? 0 : wire == 1 ? 8 : wire == 5 ? 4 : wire == 2 ? sft__varint(m) : UINT64_MAX;
+    if (n > (uint64_t)(m->end - m->p)) sft_die(SFT_BAD_INPUT, "%s: is not a SentencePiece model, or damaged", m->file);
+    m->bytes = m->p, m->n = (size_t)n;
+    m->p += n;
+    return true;
+}
+
+// A SentencePiece model (sentencepiece_model.proto): pieces with scores, and how the text is to be normalized.
+enum { SFT__NORMAL = 1, SFT__UNKNOWN, SFT__CONTROL, SFT__USER, SFT__UNUSED, SFT__BYTE };
+typedef struct {
+    json_t *vocab, *added;
+    float *score; // by id; NAN: takes no part in merges
+    int64_t n, special[3]; // unk, bos, eos
+    bool prefix, squeeze, byte_fallback;
+} Sft__Pieces;
+
+static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
+    json_t *piece = NULL;
+    float score = 0;
+    uint64_t type = SFT__NORMAL;
+    while (sft__field(&m)) {
+        if (m.field == 1) json_decref(piece), piece = json_stringn((const char *)m.bytes, m.n);
+        if (m.field == 2 && m.n == 4) memcpy(&score, m.bytes, 4);
+        if (m.field == 3) type = m.value;
+    }
+    const char *text = json_string_value(piece);
+    size_t n = json_string_length(piece);
+    if (!text || !n || n > 1000 || strlen(text) != n || !isfinite(score) || json_object_get(p->vocab, text) || p->n > SFT__MAX_ID)
+        sft_die(SFT_BAD_INPUT, "%s: piece %lld is empty, too long, not UTF-8, comes twice or has no score", t->file, (long long)p->n);
+    if (type < SFT__NORMAL || type > SFT__BYTE || type == SFT__UNUSED)
+        sft_die(SFT_BAD_INPUT, "%s: piece \"%.80s\" has a type that is not supported (%llu)", t->file, text, (unsigned long long)type);
+    json_object_set_new(p->vocab, text, json_integer(p->n));
+    if (type != SFT__NORMAL && type != SFT__BYTE)
+        json_array_append_new(p->added, json_pack("{s:I,s:s,s:b,s:b}", "id", (json_int_t)p->n, "content", text, "special", type != SFT__USER,
+                                                  "normalized", type == SFT__USER));
+    if (!(p->n & (p->n - 1))) p->score = sft_realloc(p->score, (size_t)(2 * p->n + 1) * sizeof(float));
+    p->score[p->n++] = type == SFT__NORMAL || type == SFT__USER ? score : NAN;
+    json_decref(piece);
+}
+
+static void sft__model_specs(SftTokenizer *t, Sft__Pieces *p, Sft__Proto trainer, Sft__Proto normalizer) {
+    uint64_t type = 1; // unigram, if nothing else is said
+    while (sft__field(&trainer)) {
+        if (trainer.field == 3) type = trainer.value;
+        if (trainer.field == 24 && trainer.value) sft_die(SFT_BAD_INPUT, "%s: treat_whitespace_as_suffix is not supported", t->file);
+        if (trainer.field == 35) p->byte_fallback = trainer.value != 0;
+        if (trainer.field >= 40 && trainer.field <= 42) p->special[trainer.field - 40] = (int32_t)trainer.value;
+    }
+    if (type != 2) sft_die(SFT_BAD_INPUT, "%s: is a SentencePiece model of another type than BPE, which is not supported", t->file);
+    while (sft__field(&normalizer)) {
+        if (normalizer.field == 2 && normalizer.n)
+            sft_die(SFT_BAD_INPUT, "%s: SentencePiece's own Unicode normalization (precompiled_charsmap) is not supported", t->file);
+        if (normalizer.field == 3) p->prefix = normalizer.value != 0;
+        if (normalizer.field == 4) p->squeeze = normalizer.value != 0;
+        if (normalizer.field == 5 && !normalizer.value) sft_die(SFT_BAD_INPUT, "%s: escape_whitespaces = false is not supported", t->file);
+    }
+}
+
+static json_t *sft__sentencepiece(SftTokenizer *t, json_t *config, float **score, int32_t *bos, int32_t *eos) {
+    size_t n, i;
+    const char *data = sft_map(t->file, &n);
+    Sft__Pieces p = {.vocab = json_object(), .added = json_array(), .special = {0, 1, 2}, .prefix = true, .squeeze = true};
+    Sft__Proto m = {.file = t->file, .p = (const uint8_t *)data, .end = (const uint8_t *)data + n}, specs[4] = {m, m, m, m};
+    for (i = 0; i < 4; i++) specs[i].p = specs[i].end;
+    while (sft__field(&m)) {
+        Sft__Proto part = {.file = t->file, .p = m.bytes, .end = m.bytes + m.n};
+        if (m.field == 1) sft__load_piece(t, &p, part);
+        if (m.field == 2 || m.field == 3) specs[m.field] = part;
+    }
+    sft__model_specs(t, &p, specs[2], specs[3]);
+    sft_unmap(data, n);
+    json_t *o, *mine = sft__config_added(t, config), *normalizers = json_array(), *decoders = json_array();
+    json_array_foreach(mine, i, o) { // these replace the pieces of the same id
+        for (size_t k = json_array_size(p.added); k-- > 0;)
+            if (json_equal(json_object_get(json_array_get(p.added, k), "id"), json_object_get(o, "id"))) json_array_remove(p.added, k);
+    }
+    json_array_extend(p.added, mine);
+    json_decref(mine);
+    static const char *const space = " ", *const mark = "\xe2\x96\x81", *const pattern = "{s:s,s:{s:s},s:s}";
+    if (p.squeeze) {
+        json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "Regex", "\\A +| +\\z", "content", ""));
+        json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "Regex", " +", "content", space));
+    }
+    if (p.prefix) json_array_append_new(normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend", mark));
+    json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "String", space, "content", mark));
+    json_array_append_new(decoders, json_pack(pattern, "type", "Replace", "pattern", "String", mark, "content", space));
+    json_array_append_new(decoders, json_pack("{s:s}", "type", "ByteFallback"));
+    json_array_append_new(decoders, json_pack("{s:s}", "type", "Fuse"));
+    if (p.prefix) json_array_append_new(decoders, json_pack("{s:s,s:s,s:i}", "type", "Strip", "content", space, "start", 1));
+    for (i = 0; i < 3; i++)
+        if (p.special[i] >= p.n) p.special[i] = -1;
+    *score = p.score, *bos = (int32_t)p.special[1], *eos = (int32_t)p.special[2];
+    const char *unk, *found = NULL;
+    json_object_foreach(p.vocab, unk, o) if (json_integer_value(o) == p.special[0]) found = unk;
+    return json_pack("{s:o,s:{s:o,s:b,s:b,s:s?},s:{s:s,s:o},s:{s:s,s:o}}", "added_tokens", p.added, "model", "vocab", p.vocab, "byte_fallback",
+                     p.byte_fallback, "fuse_unk", 1, "unk_token", found, "normalizer", "type", "Sequence", "normalizers", normalizers, "decoder",
+                     "type", "Sequence", "decoders", decoders);
 }
 
 // tokenizer_config.json, NULL if there is none. Its integers are read as reals: model_max_length is often 1e30.
@@ -1530,17 +1738,28 @@ static json_t *sft__config_file(const char *folder) {
 }
 
 SftTokenizer *sft_tokenizer_load(const char *folder) {
-    char path[4096];
+    static const char *const files[][2] = {{"tokenizer.json", NULL}, {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.model", NULL}};
+    char path[4096], other[4096];
     SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
     t->unk = t->bos = t->eos = -1;
     t->scratch = SFT_NEW(Sft__Scratch, SFT__SCRATCHES);
-    json_t *config = sft__config_file(folder), *model = NULL;
+    json_t *config = sft__config_file(folder), *model = NULL, *root;
     if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
-    t->file = sft_format("%s/tokenizer.json", folder);
-    json_t *root = sft_json_file(t->file);
-    sft__load_json(t, root);
-    sft__load_config(t, config, model, folder, false, -1, -1);
-    json_decref(root), json_decref(config), json_decref(model);
+    int kind = 0;
+    for (; kind < SFT_COUNT(files); kind++)
+        if (sft_exists(sft_path(path, folder, files[kind][0])) && (!files[kind][1] || sft_exists(sft_path(other, folder, files[kind][1])))) break;
+    if (kind == SFT_COUNT(files))
+        sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or encoder.json and vocab.bpe, or "
+                               "tokenizer.model", folder);
+    t->file = sft_format("%s", path);
+    float *score = NULL;
+    int32_t bos = -1, eos = -1;
+    if (kind == 3) root = sft__sentencepiece(t, config, &score, &bos, &eos);
+    else root = kind ? sft__gpt2(t, other, config) : sft_json_file(path);
+    sft__load_json(t, root, config, score);
+    if (kind == 1 || kind == 2) bos = eos = sft_token_id(t, "<|endoftext|>");
+    sft__load_config(t, config, model, folder, kind == 3, bos, eos);
+    json_decref(root), json_decref(config), json_decref(model), free(score);
     return t;
 }
 
