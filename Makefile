@@ -3,10 +3,13 @@
 # make test          install what is missing, build, run every test; the last line counts them
 # make deps          only install what is missing (Debian, Ubuntu)
 # make bench         speed of the CPU operations and of a whole training step
-# make lint          format, sections, warnings
+# make lint          sections, columns, warnings, C++17, the README's option table
+# make format        sets the lines that are too long, and only those (needs clang-format)
+# make fuzz          every fuzz target for FUZZ_SECONDS (an hour unless set)
+# make options       the README's option table
 # make clean
 #
-# Variables: CC, OPT (optimisation flags), NO_OPENMP=1.
+# Variables: CC, OPT (optimisation flags), NO_OPENMP=1, CLANG (for fuzzing), FUZZ_SECONDS.
 
 ifeq ($(origin CC),default)
 CC = gcc
@@ -33,7 +36,7 @@ else
 CFLAGS += -DSFT_NO_OPENMP -Wno-unknown-pragmas
 endif
 
-.PHONY: all probe deps quickstart test test-programs bench lint clean
+.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean
 all: probe train_gpt2
 
 probe:
@@ -64,10 +67,34 @@ $(BUILD)/asan_%: test/%.c tokenizer.c sft.h test/test.h Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) -Wno-clobbered $(SANITIZE) $< tokenizer.c -o $@ $(LIBS) -lcmocka
 
-test-programs: $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%)
+# Fuzz targets: every test/fuzz_NAME.c, built with clang where it has libFuzzer; test/fuzz.sh runs what was built.
+CLANG ?= clang
+HAVE_FUZZ := $(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | $(CLANG) -x c - -fsanitize=fuzzer,address,undefined -o /dev/null 2>/dev/null && echo yes)
+FUZZERS := $(if $(HAVE_FUZZ),$(patsubst test/%.c,%,$(wildcard test/fuzz_*.c)))
+$(BUILD)/fuzz_%: test/fuzz_%.c tokenizer.c sft.h test/fuzz.h Makefile
+	@mkdir -p $(BUILD)
+	$(CLANG) -std=gnu11 -g -O1 -w -DSFT_NO_OPENMP -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $< tokenizer.c -o $@ $(LIBS)
+
+test-programs: $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(FUZZERS:%=$(BUILD)/%)
 test: deps
 	@$(MAKE) --no-print-directory -j2 test-programs
-	@sh test/run.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%)
+	@sh test/run.sh test/lint.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) test/fuzz.sh
+
+fuzz: $(FUZZERS:%=$(BUILD)/%)
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} sh test/fuzz.sh
+
+lint:
+	@CC="$(CC)" sh test/lint.sh
+
+# Tables between clang-format off and on, and the banners of sections, stay as they are.
+format:
+	@for f in sft.h train.c tokenizer.c kernels.cu test/*.[ch]; do [ -f $$f ] || continue; \
+	    lines=$$(awk '/clang-format off/ { off = 1 } /clang-format on/ { off = 0 } !off && length > 110 && !/^(\/\*|  ) =+$$/ { print "--lines=" FNR ":" FNR }' $$f); \
+	    [ -z "$$lines" ] || clang-format -i $$lines $$f; done
+
+options:
+	@mkdir -p $(BUILD)
+	@printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' 'int main(void) { sft_help_markdown(stdout); }' | $(CC) $(CFLAGS) -I. -x c - -x none tokenizer.c -o $(BUILD)/options $(LIBS) && $(BUILD)/options
 
 clean:
 	rm -rf $(BUILD) train_gpt2 train_gpt2cu train_gpt2cu_emu

@@ -192,10 +192,10 @@ const char *sft_path(char out[4096], const char *folder, const char *name); // f
 /* ================================================================================================================
    [2] config: run.json, DeepSpeed JSON and command line -> one checked struct
    ================================================================================================================
-   One table lists every option: it makes the struct's fields, the JSON and command-line parser, --help, the README's
-   table and the manifest of a run (a final _ is not part of the name: C++ owns that word). Names and meanings are
-   those of transformers' TrainingArguments, trl's SFTConfig and DeepSpeed. A column: kind, name, default, lowest,
-   highest, allowed words (JSON: allowed types), help. */
+   One table lists every option: it makes the struct's fields, the JSON and command-line parser, --help, the
+   README's table and the manifest of a run (a final _ is not part of the name: C++ owns that word). Names and
+   meanings are those of transformers' TrainingArguments, trl's SFTConfig and DeepSpeed. A column: kind, name,
+   default, lowest, highest, allowed words (JSON: allowed types), help. */
 // clang-format off
 #define SFT_OPTIONS(X) \
 SFT_SECTION(X, "Model") \
@@ -296,16 +296,18 @@ typedef struct {
     SftType type;    // of the computation: fp32, or what fp16 and bf16 ask for
 } SftConfig;
 
-/* Reads [COMMAND] [run.json] [--key value | --key=value | --flag] ...: defaults, then the file, then the command line;
-   checks every value. Without a command: train. Without a run file and without a model: data/quickstart.json of the
-   current folder, or beside the program. Paths are relative to the current folder. eval, generate, chat and tokenize
-   take a model folder as their first argument: it is args[0] and model_name_or_path. fp16 is NULL unless it is on, and
-   then an object (empty where it was `true`). DeepSpeed's values stand in the options they mean; where its schedule's
-   total_num_steps or warmup_num_steps wait for the length of the run, lr_scheduler_kwargs still says "auto".
-   Dies with the option's name, what was expected and what was got; an unknown key with the nearest known one. */
+/* Reads [COMMAND] [run.json] [--key value | --key=value | --flag] ...: defaults, then the file, then the
+   command line; checks every value. Without a command: train. Without a run file and without a model:
+   data/quickstart.json of the current folder, or beside the program. Paths are relative to the current
+   folder. eval, generate, chat and tokenize take a model folder as their first argument: it is args[0] and
+   model_name_or_path. fp16 is NULL unless it is on, and then an object (empty where it was `true`).
+   DeepSpeed's values stand in the options they mean; where its schedule's total_num_steps or warmup_num_steps
+   wait for the length of the run, lr_scheduler_kwargs still says "auto". Dies with the option's name, what
+   was expected and what was got; an unknown key with the nearest known one. */
 SftConfig sft_config(int argc, char **argv);
 void sft_config_free(SftConfig *config);
-struct json_t *sft_config_json(const SftConfig *config); // every option with its value: the manifest, a run file itself
+struct json_t *
+sft_config_json(const SftConfig *config); // every option with its value: the manifest, a run file itself
 void sft_help(FILE *out);                                // the command line and the table of options
 void sft_help_markdown(FILE *out);                       // the table of options, as the README has it
 
@@ -812,10 +814,12 @@ void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, in
 
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
-   ================================================================================================================ */
-/* The record of a run is output_dir/log.jsonl: one JSON object per line, each written at once, so that a killed run
-   loses at most the line it was writing. Beside it, for the person: a line per logging_steps on standard output (on
-   standard error with --json) and a bar on a terminal. A write that fails (disk full) ends the run with SFT_BROKEN. */
+   ================================================================================================================
+ */
+/* The record of a run is output_dir/log.jsonl: one JSON object per line, each written at once, so that a
+   killed run loses at most the line it was writing. Beside it, for the person: a line per logging_steps on
+   standard output (on standard error with --json) and a bar on a terminal. A write that fails (disk full)
+   ends the run with SFT_BROKEN. */
 typedef struct SftRecord SftRecord;
 typedef struct {                   // an optimizer step, over all its micro-batches and ranks
     SftStep update;                // norm before clipping, learning rate, clipped, skipped
@@ -825,20 +829,23 @@ typedef struct {                   // an optimizer step, over all its micro-batc
     double loss_scale;             // shown and logged with fp16 only
     double comm_seconds, mfu;      // waiting for other ranks; share of the machine's peak. 0: left out
 } SftStepLine;
-// Fresh (resume_step 0): a new log that begins with the configuration. Otherwise the old one is cut back to the lines of
-// steps <= resume_step and goes on.
+// Fresh (resume_step 0): a new log that begins with the configuration. Otherwise the old one is cut back to
+// the lines of steps <= resume_step and goes on.
 SftRecord *sft_record_open(const SftConfig *config, int64_t resume_step);
 void sft_record_event(SftRecord *r, struct json_t *line); // any line of log.jsonl; takes the reference
 void sft_record_step(SftRecord *r, const SftStepLine *line);
-// Token-weighted validation loss; exact: share of answers that are right word for word, NAN where nobody asked.
+// Token-weighted validation loss; exact: share of answers that are right word for word, NAN where nobody
+// asked.
 void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact);
 void sft_record_sample(SftRecord *r, int64_t step, struct json_t *prompt, const char *answer);
-// The last line: totals since the run began or was resumed, plan and peaks of memory. NAN where there was no evaluation.
+// The last line: totals since the run began or was resumed, plan and peaks of memory. NAN where there was no
+// evaluation.
 void sft_record_summary(SftRecord *r, const SftModel *m, double eval_loss_before, double eval_loss_after);
 void sft_record_close(SftRecord *r);
-void sft_progress(const char *what, double done, double total); // a live bar on a terminal, nothing elsewhere; done == total removes it
-struct json_t *sft_json_real(double x);                         // null for what JSON cannot say: NaN and infinities
-int64_t sft_peak_rss(void);                                     // bytes of memory this process had resident at most
+void sft_progress(const char *what, double done,
+                  double total); // a live bar on a terminal, nothing elsewhere; done == total removes it
+struct json_t *sft_json_real(double x); // null for what JSON cannot say: NaN and infinities
+int64_t sft_peak_rss(void);             // bytes of memory this process had resident at most
 
 #ifdef __cplusplus
 }
@@ -1099,16 +1106,16 @@ json_t *sft_json_file(const char *path) {
    A run is described in three places, with names that people bring along from transformers, trl, XTuner,
    LLaMA-Factory and DeepSpeed. In come argv and the files it names; out comes one SftConfig.
    - A value passes the same check wherever it comes from: the command line is turned into JSON values first.
-   - Nothing is ignored in silence. A key is an option, another name of one, known to change nothing here (noted once),
-     or refused.
-   Guarded by test/test_config.c, which sets every option of the table in both ways, and test/fuzz_config.c.
-   The usual pitfall: a misspelt key that is skipped, and a day of training with the default. */
+   - Nothing is ignored in silence. A key is an option, another name of one, known to change nothing here
+   (noted once), or refused. Guarded by test/test_config.c, which sets every option of the table in both ways,
+   and test/fuzz_config.c. The usual pitfall: a misspelt key that is skipped, and a day of training with the
+   default. */
 enum { SFT__STR, SFT__INT, SFT__REAL, SFT__BOOL, SFT__JSON, SFT__TITLE };
 typedef struct {
     int kind;
     const char *name;
-    size_t offset; // in SftConfig
-    const char *standard;
+    size_t offset;        // in SftConfig
+    const char *standard; // the default as it stands in the table
     double low, high;
     const char *words, *help;
 } SftOption;
@@ -1122,10 +1129,11 @@ static const SftOption sft__option[] = {SFT_OPTIONS(X)};
 #undef SFT_SECTION
 #define SFT_SECTION(X, title)
 
-/* Other names. Each of `names` (with the prefix before it) is another name of `option`. Without an option it is a thing
-   this program does not act on: a value among `same` says what happens anyway and passes; with same "*" every value is
-   harmless, and the name is noted as ignored; "off" passes a section that is switched off; the rest is refused with
-   `why`. Sources: transformers' TrainingArguments, trl's SFTConfig, DeepSpeed's runtime/config.py and zero/config.py. */
+/* Other names. Each of `names` (with the prefix before it) is another name of `option`. Without an option it
+   is a thing this program does not act on: a value among `same` says what happens anyway and passes; with
+   same "*" every value is harmless, and the name is noted as ignored; "off" passes a section that is switched
+   off; the rest is refused with `why`. Sources: transformers' TrainingArguments, trl's SFTConfig, DeepSpeed's
+   runtime/config.py and zero/config.py. */
 typedef struct { const char *prefix, *names, *option, *same, *why; } SftOther;
 #define SFT__DS "deepspeed."
 #define SFT__ONE "this version trains on one process"
@@ -1179,7 +1187,7 @@ static const SftOther sft__other[] = {
     {"", "world", NULL, "1", SFT__ONE},
     {SFT__DS, "train_micro_batch_size_per_gpu", "per_device_train_batch_size", NULL, NULL},
     {SFT__DS, "gradient_accumulation_steps", "gradient_accumulation_steps", NULL, NULL},
-    {SFT__DS, "train_batch_size", NULL, "*", NULL}, // checked by sft__deepspeed
+    {SFT__DS, "train_batch_size", NULL, NULL, NULL}, // read by sft__config_deepspeed
     {SFT__DS, "gradient_clipping", "max_grad_norm", NULL, NULL},
     {SFT__DS "optimizer.", "type", NULL, "Adam|AdamW", "the optimizer is AdamW"},
     {SFT__DS "optimizer.params.", "lr", "learning_rate", NULL, NULL},
@@ -1242,17 +1250,19 @@ static const struct { const char *name, *arguments; int most; const char *help; 
 };
 // clang-format on
 
-typedef struct { // what is being read, to say where something stands
+typedef struct { // what is being read
     SftConfig *config;
-    uint8_t given[SFT_COUNT(sft__option)]; // 0: default, 1: by the run file, 2: by the command line
-    uint8_t pass;
-    const char *file, *text; // NULL on the command line
-    size_t skip;             // bytes of the path that are not in this file ("deepspeed." in a file of its own)
-    char mismatch[1024];     // DeepSpeed against the run: all of it in one message
+    uint8_t given[SFT_COUNT(sft__option)]; // 0: default, 1: by a file, 2: by the command line
+    uint8_t pass;                          // 1 or 2
+    const char *file, *text;               // NULL on the command line
+    size_t skip;           // bytes of a path that are not in this file: a DeepSpeed file has no "deepspeed."
+    char where[512];       // where the present key stands
+    char mismatch[1024];   // DeepSpeed against the run: all of it in one message
 } SftParse;
-typedef char SftWhere[512];
 
-static const char *sft__option_name(const SftOption *o) { return strcmp(o->name, "template_") ? o->name : "template"; }
+static const char *sft__option_name(const SftOption *o) {
+    return strcmp(o->name, "template_") ? o->name : "template";
+}
 
 static bool sft__option_among(const char *words, const char *word) { // is `word` one of "a|b|c"?
     size_t n = strlen(word);
@@ -1262,61 +1272,64 @@ static bool sft__option_among(const char *words, const char *word) { // is `word
 }
 
 static const SftOption *sft__option_find(const char *key) {
-    for (int i = 0; i < SFT_COUNT(sft__option); i++)
-        if (sft__option[i].kind != SFT__TITLE && !strcmp(sft__option_name(&sft__option[i]), key)) return &sft__option[i];
+    for (const SftOption *o = sft__option; o < sft__option + SFT_COUNT(sft__option); o++)
+        if (o->kind != SFT__TITLE && !strcmp(sft__option_name(o), key)) return o;
     return NULL;
 }
 
 static const SftOther *sft__option_other(const char *path) {
-    for (int i = 0; i < SFT_COUNT(sft__other); i++) {
-        size_t n = strlen(sft__other[i].prefix);
-        if (!strncmp(path, sft__other[i].prefix, n) && sft__option_among(sft__other[i].names, path + n)) return &sft__other[i];
+    for (const SftOther *o = sft__other; o < sft__other + SFT_COUNT(sft__other); o++) {
+        size_t n = strlen(o->prefix);
+        if (!strncmp(path, o->prefix, n) && sft__option_among(o->names, path + n)) return o;
     }
     return NULL;
 }
 
-// Letters to insert, delete or change to get from a to b (Levenshtein 1966), row by row.
-static int sft__edit_distance(const char *a, const char *b) {
-    int row[65], n = (int)strlen(b);
-    if (n > 64 || strlen(a) > 64) return 99;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int change = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = SFT_MIN(change, 1 + SFT_MIN(row[j], row[j - 1]));
-        }
+// "a|b|c" for people: before + "a, b, c" + after.
+static const char *sft__option_words(char out[640], const char *before, const char *words,
+                                     const char *after) {
+    size_t n = (size_t)snprintf(out, 640, "%s", before);
+    for (const char *w = words; *w && n < 600; w++) {
+        if (*w == '|') out[n++] = ',';
+        out[n++] = *w == '|' ? ' ' : *w;
     }
-    return row[n];
+    return snprintf(out + n, 640 - n, "%s", after), out;
 }
 
+/* Keeps in best[64] the word of "a|b|c" with the fewest letters to insert, delete or change to get it from
+   `key` (Levenshtein 1966, row by row), when these are fewer than *least. */
 static void sft__option_nearer(char best[64], int *least, const char *key, const char *words) {
-    for (const char *p = words; *p;) {
-        char word[64];
-        int n = (int)strcspn(p, "|");
-        snprintf(word, sizeof word, "%.*s", n, p);
-        int d = sft__edit_distance(key, word);
-        if (d < *least) *least = d, strcpy(best, word);
-        p += n + (p[n] == '|');
+    for (const char *w = words; *w && strlen(key) < 64;) {
+        int row[64], n = (int)strcspn(w, "|");
+        for (int j = 0; j <= n; j++) row[j] = j;
+        for (int i = 1; key[i - 1]; i++) {
+            int diagonal = row[0];
+            row[0] = i;
+            for (int j = 1; j <= n; j++) {
+                int change = diagonal + (key[i - 1] != w[j - 1]);
+                diagonal = row[j];
+                row[j] = SFT_MIN(change, 1 + SFT_MIN(row[j], row[j - 1]));
+            }
+        }
+        if (row[n] < *least) *least = row[n], snprintf(best, 64, "%.*s", n, w);
+        w += n + (w[n] == '|');
     }
 }
 
 SFT_NORETURN static void sft__option_unknown(const char *where, const char *prefix, const char *key) {
     char best[64] = "";
-    int least = 2 + (int)strlen(key) / 3; // more changes than that are another word
-    if (!*prefix)
-        for (int i = 0; i < SFT_COUNT(sft__option); i++)
-            if (sft__option[i].kind != SFT__TITLE) sft__option_nearer(best, &least, key, sft__option_name(&sft__option[i]));
+    int least = 3 + (int)strlen(key) / 3; // as many changes make another word
+    for (int i = 0; i < SFT_COUNT(sft__option) && !*prefix; i++)
+        if (sft__option[i].kind != SFT__TITLE)
+            sft__option_nearer(best, &least, key, sft__option_name(&sft__option[i]));
     for (int i = 0; i < SFT_COUNT(sft__other); i++)
         if (!strcmp(sft__other[i].prefix, prefix)) sft__option_nearer(best, &least, key, sft__other[i].names);
-    if (*best) sft_die(SFT_BAD_INPUT, "%s is not an option; the nearest is %s", where, best);
-    sft_die(SFT_BAD_INPUT, "%s is not an option; see train_gpt2 help", where);
+    const char *advice = *best ? "the nearest is " : "see train_gpt2 help";
+    sft_die(SFT_BAD_INPUT, "%s is not an option; %s%s", where, advice, best);
 }
 
-/* Where "a.b.c" stands in a JSON text that is known to be well-formed: a string at the right depth with a colon behind
-   it. jansson keeps no positions. Returns false when the key is spelt with escapes. */
+/* Where "a.b.c" stands in a JSON text that is known to be well-formed: a string at the right depth with a
+   colon behind it. jansson keeps no positions. False when the key is spelt with escapes. */
 static bool sft__json_line(const char *text, const char *path, int *line, int *column) {
     int depth = 0, level = 0; // level: how many parts of the path have been entered
     const char *bol = text;
@@ -1324,51 +1337,60 @@ static bool sft__json_line(const char *text, const char *path, int *line, int *c
     for (const char *p = text; *p; p++) {
         if (*p == '\n') ++*line, bol = p + 1;
         if (*p == '{' || *p == '[') depth++;
-        if ((*p == '}' || *p == ']') && --depth <= level - 1) return false; // left the object of the last part
+        if ((*p == '}' || *p == ']') && --depth <= level) return false; // left the object of the last part
         if (*p != '"') continue;
-        const char *begin = p + 1, *end = begin;
-        while (*end && *end != '"') end += 1 + (*end == '\\' && end[1]);
-        size_t n = strcspn(path, "."), gap = *end ? strspn(end + 1, " \t\r\n") : 0;
-        if (depth == level + 1 && n == (size_t)(end - begin) && !strncmp(begin, path, n) && *end && end[1 + gap] == ':') {
+        const char *end = p + 1;
+        while (*end != '"') end += 1 + (*end == '\\');
+        size_t n = strcspn(path, "."), gap = strspn(end + 1, " \t\r\n");
+        bool key = depth == level + 1 && end[1 + gap] == ':';
+        if (key && n == (size_t)(end - p) - 1 && !strncmp(p + 1, path, n)) {
             *column = (int)(p - bol) + 1;
             if (!path[n]) return true;
             path += n + 1, level++;
         }
-        p = *end ? end : end - 1;
+        p = end;
     }
     return false;
 }
 
 // "run.json, line 3, column 5: key" or "--key"
-static const char *sft__option_where(const SftParse *p, SftWhere out, const char *path) {
+static const char *sft__option_where(SftParse *p, const char *path) {
     int line, column;
-    if (!p->file) return snprintf(out, sizeof(SftWhere), "--%.400s", path), out;
-    path += strlen(path) > p->skip ? p->skip : 0;
-    if (p->text && sft__json_line(p->text, path, &line, &column))
-        snprintf(out, sizeof(SftWhere), "%.200s, line %d, column %d: %.200s", p->file, line, column, path);
-    else snprintf(out, sizeof(SftWhere), "%.200s: %.200s", p->file, path);
-    return out;
+    const char *key = path + (strlen(path) > p->skip ? p->skip : 0);
+    if (!p->file) snprintf(p->where, sizeof p->where, "--%.400s", path);
+    else if (p->text && sft__json_line(p->text, key, &line, &column))
+        snprintf(p->where, sizeof p->where, "%.200s, line %d, column %d: %.200s", p->file, line, column, key);
+    else snprintf(p->where, sizeof p->where, "%.200s: %.200s", p->file, key);
+    return p->where;
 }
 
 static const char *sft__json_type(const json_t *v) {
-    static const char *const names[] = {"object", "list", "string", "number", "number", "boolean", "boolean", "null"};
+    static const char *const names[] = {"object", "list",    "string",  "number",
+                                        "number", "boolean", "boolean", "null"};
     return names[json_typeof(v)];
+}
+
+static bool sft__json_is(const json_t *v, const char *text) {
+    return json_is_string(v) && !strcmp(json_string_value(v), text);
 }
 
 // The value as text: strings without their quotes when `plain`.
 static void sft__json_text(char out[80], const json_t *v, bool plain) {
-    char *s = plain && json_is_string(v) ? strdup(json_string_value(v)) : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
-    snprintf(out, 80, strlen(s ? s : "") > 70 ? "%.70s..." : "%s", s ? s : "?");
+    char *s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
+    const char *shown = plain && json_is_string(v) ? json_string_value(v) : s ? s : "?";
+    snprintf(out, 80, strlen(shown) > 70 ? "%.70s..." : "%s", shown);
     free(s);
 }
 
-SFT_NORETURN static void sft__option_wrong(const char *where, const SftOption *o, const json_t *v, const char *expected) {
+SFT_NORETURN static void sft__option_wrong(const char *where, int kind, const json_t *v,
+                                           const char *expected) {
     char got[80];
+    const char *hint = "";
     sft__json_text(got, v, false);
-    const char *hint = json_is_null(v)                                   ? "; leave the key out for the default"
-                       : json_is_string(v) && !strcmp(got, "\"auto\"")   ? "; only DeepSpeed's JSON has \"auto\""
-                       : json_is_string(v) && o->kind != SFT__JSON && *where != '-' ? "; write it without quotes"
-                                                                         : "";
+    if (json_is_null(v)) hint = "; leave the key out for the default";
+    else if (sft__json_is(v, "auto")) hint = "; only DeepSpeed's JSON has \"auto\"";
+    else if (json_is_string(v) && kind != SFT__STR && kind != SFT__JSON && *where != '-')
+        hint = "; write it without quotes";
     sft_die(SFT_BAD_INPUT, "%s must be %s, got %s%s", where, expected, got, hint);
 }
 
@@ -1377,27 +1399,28 @@ static void sft__option_set(void *base, const SftOption *o, const json_t *v, con
     void *at = (char *)base + o->offset;
     char expected[640];
     double x = json_number_value(v);
-    bool number = json_is_number(v), null = json_is_null(v) && !strcmp(o->standard, "NULL");
-    if (o->kind == SFT__INT || o->kind == SFT__REAL) {
-        const char *kind = o->kind == SFT__INT ? "a whole number" : "a number";
+    bool whole = o->kind == SFT__INT, json = o->kind == SFT__JSON;
+    bool unset = json_is_null(v) && !strcmp(o->standard, "NULL");
+    const char *s = json_string_value(v), *kind = whole ? "a whole number" : "a number";
+    if (whole || o->kind == SFT__REAL) {
         if (o->high >= 1e9) snprintf(expected, sizeof expected, "%s, at least %g", kind, o->low);
         else snprintf(expected, sizeof expected, "%s from %.9g to %.9g", kind, o->low, o->high);
-        if (!number || !(x >= o->low && x <= o->high) || (o->kind == SFT__INT && x != floor(x))) sft__option_wrong(where, o, v, expected);
-        if (o->kind == SFT__REAL) *(double *)at = x;
-        else *(int64_t *)at = json_is_integer(v) ? (int64_t)json_integer_value(v) : (int64_t)x;
+        if (!json_is_number(v) || !(x >= o->low && x <= o->high) || (whole && x != floor(x)))
+            sft__option_wrong(where, o->kind, v, expected);
+        if (whole) *(int64_t *)at = json_is_integer(v) ? (int64_t)json_integer_value(v) : (int64_t)x;
+        else *(double *)at = x;
     } else if (o->kind == SFT__BOOL) {
-        if (!json_is_boolean(v)) sft__option_wrong(where, o, v, "true or false");
+        if (!json_is_boolean(v)) sft__option_wrong(where, o->kind, v, "true or false");
         *(bool *)at = json_is_true(v);
     } else {
-        bool json = o->kind == SFT__JSON;
-        const char *s = json_string_value(v);
-        if (!json && !o->words) snprintf(expected, sizeof expected, "a string");
-        else snprintf(expected, sizeof expected, "%s%s", json ? "of type " : "one of ", o->words);
-        for (char *c = expected; *c; c++) *c = *c == '|' ? (json ? '/' : ' ') : *c;
-        if (!null && (json ? !sft__option_among(o->words, sft__json_type(v)) : !s || (o->words && !sft__option_among(o->words, s))))
-            sft__option_wrong(where, o, v, expected);
-        if (json) json_decref(*(json_t **)at), *(json_t **)at = null ? NULL : json_incref((json_t *)v);
-        else free(*(char **)at), *(char **)at = null ? NULL : strdup(s);
+        const char *before = json ? "of type " : o->words ? "one of " : "a string";
+        bool fits = json ? sft__option_among(o->words, sft__json_type(v))
+                         : s && (!o->words || sft__option_among(o->words, s));
+        if (!unset && !fits)
+            sft__option_wrong(where, o->kind, v,
+                              sft__option_words(expected, before, o->words ? o->words : "", ""));
+        if (json) json_decref(*(json_t **)at), *(json_t **)at = unset ? NULL : json_incref((json_t *)v);
+        else free(*(char **)at), *(char **)at = unset ? NULL : strdup(s);
     }
 }
 
@@ -1413,331 +1436,360 @@ static json_t *sft__option_get(const SftConfig *c, const SftOption *o) { // a ne
 }
 
 // The keys of an fp16 object, each as an option of its own.
-static void sft__config_scaler(const SftParse *p, const char *path, const json_t *fp16) {
+static void sft__config_scaler(SftParse *p, const char *path, const json_t *fp16) {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)fp16, key, v) {
-        char full[512];
-        SftWhere where;
-        union { double real; int64_t integer; bool boolean; } place;
+        char full[512], best[64] = "";
+        union { double real; int64_t whole; bool flag; } place;
         const SftOption *o = NULL;
-        snprintf(full, sizeof full, "%s.%.200s", path, key);
-        sft__option_where(p, where, full);
-        char best[64] = "";
         int least = 99;
+        snprintf(full, sizeof full, "%s.%.200s", path, key);
+        sft__option_where(p, full);
         for (int i = 0; i < SFT_COUNT(sft__scaler_option); i++) {
             sft__option_nearer(best, &least, key, sft__scaler_option[i].name);
             if (!strcmp(sft__scaler_option[i].name, key)) o = &sft__scaler_option[i];
         }
-        if (!o) sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", where, best);
-        sft__option_set(&place, o, v, where);
-        if (json_is_true(v) && (!strcmp(key, "auto_cast") || !strcmp(key, "fp16_master_weights_and_grads")))
-            sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", where);
+        if (!o) sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", p->where, best);
+        sft__option_set(&place, o, v, p->where);
+        if (json_is_true(v) && sft__option_among("auto_cast|fp16_master_weights_and_grads", key))
+            sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", p->where);
     }
-    json_t *least = json_object_get(fp16, "min_loss_scale"), *power = json_object_get(fp16, "initial_scale_power");
-    double first = exp2(power ? json_number_value(power) : 16);
-    if (least && json_number_value(least) > first && !(json_number_value(json_object_get(fp16, "loss_scale")) > 0))
-        sft_die(SFT_BAD_INPUT, "%s: min_loss_scale %g is above the first scale, 2^initial_scale_power = %g", path, json_number_value(least), first);
+    double least = json_number_value(json_object_get(fp16, "min_loss_scale"));
+    double power = (v = json_object_get(fp16, "initial_scale_power")) ? json_number_value(v) : 16;
+    if (least > exp2(power) && !(json_number_value(json_object_get(fp16, "loss_scale")) > 0))
+        sft_die(SFT_BAD_INPUT, "%s: min_loss_scale %g is above the first scale, 2^%g",
+                sft__option_where(p, path), least, power);
 }
 
-/* DeepSpeed's value of an option. "auto" takes the run's. A value stands unless the run says otherwise itself: then
-   both are kept for one message that lists every such pair. */
-static void sft__config_theirs(SftParse *p, const SftOption *o, const json_t *v, const char *where, const char *path) {
-    SftConfig *c = p->config, theirs;
-    const char *name = sft__option_name(o);
-    json_t *value = json_incref((json_t *)v), *enabled = json_object_get(v, "enabled");
-    if (json_is_string(v) && !strcmp(json_string_value(v), "auto")) goto done;
-    if (!strcmp(name, "fp16")) { // an object that may be off
-        if (!json_is_object(v)) sft__option_wrong(where, o, v, "an object");
-        bool follow = enabled && json_is_string(enabled) && !strcmp(json_string_value(enabled), "auto");
-        json_decref(value);
-        value = follow ? json_boolean(c->fp16) : enabled ? json_incref(enabled) : json_false();
-        json_t *keys = json_copy((json_t *)v);
-        json_object_del(keys, "enabled");
-        const char *key;
-        json_t *item;
-        void *next;
-        json_object_foreach_safe(keys, next, key, item) // "auto" leaves DeepSpeed's own default
-            if (json_is_string(item) && !strcmp(json_string_value(item), "auto")) json_object_del(keys, key);
-        sft__config_scaler(p, path, keys);
-        if (!json_is_boolean(value)) sft__option_wrong(where, o, value, "switched by \"enabled\": true, false or \"auto\"");
-        if (json_is_true(value)) json_decref(value), value = json_incref(keys);
-        json_decref(keys);
-        if (json_is_false(value) && !c->fp16) goto done;
-        if (json_is_object(value) && json_is_true(c->fp16)) p->given[o - sft__option] = 0; // the same, and more exact
-    } else if (!strcmp(name, "lr_scheduler_kwargs") && json_is_object(v)) {
-        json_decref(value);
-        value = json_copy((json_t *)v);
-        const struct { const char *key; json_t *run; } fill[] = {{"warmup_min_lr", json_integer(0)}, {"warmup_max_lr", json_real(c->learning_rate)},
-            {"warmup_num_steps", c->warmup_steps > 0 ? json_integer(c->warmup_steps) : NULL}};
-        for (int i = 0; i < SFT_COUNT(fill); i++) {
-            json_t *old = json_object_get(value, fill[i].key);
-            if (fill[i].run && json_is_string(old) && !strcmp(json_string_value(old), "auto")) json_object_set(value, fill[i].key, fill[i].run);
-            json_decref(fill[i].run);
-        }
+/* DeepSpeed's value of an option. "auto" takes the run's. A value stands unless the run says otherwise
+   itself: then both are kept for one message that lists every such pair. */
+static void sft__config_theirs(SftParse *p, const SftOption *o, const json_t *v, const char *path) {
+    uint8_t *given = &p->given[o - sft__option];
+    if (sft__json_is(v, "auto")) return;
+    json_t *mine = sft__option_get(p->config, o), *value = json_copy((json_t *)v), *item;
+    const char *key;
+    void *next;
+    if (!strcmp(o->name, "fp16") && json_is_object(v)) { // an object that may be off: {"enabled": true, ...}
+        bool wanted = json_is_object(mine) || json_is_true(mine);
+        const json_t *enabled = json_object_get(v, "enabled");
+        bool on = sft__json_is(enabled, "auto") ? wanted : json_is_true(enabled);
+        json_object_foreach_safe(value, next, key, item) // "auto" in here: DeepSpeed's own default
+            if (sft__json_is(item, "auto")) json_object_del(value, key);
+        sft__config_scaler(p, path, value);
+        json_object_del(value, "enabled");
+        if (!on) json_decref(value), value = *given ? json_false() : json_null();
+        else if (json_is_true(mine)) *given = 0; // the same, and more exact
+    } else if (!strcmp(o->name, "lr_scheduler_kwargs") && json_is_object(v)) {
+        if (sft__json_is(json_object_get(v, "warmup_min_lr"), "auto"))
+            json_object_del(value, "warmup_min_lr"); // 0
+        if (sft__json_is(json_object_get(v, "warmup_max_lr"), "auto"))
+            json_object_set_new(value, "warmup_max_lr", json_real(p->config->learning_rate));
     }
-    memset(&theirs, 0, sizeof theirs);
-    sft__option_set(&theirs, o, value, where);
-    json_t *mine = sft__option_get(c, o), *other = sft__option_get(&theirs, o);
-    if (p->given[o - sft__option] && !json_equal(mine, other)) {
+    bool numbers = json_is_number(mine) && json_is_number(value);
+    bool same = numbers ? json_number_value(mine) == json_number_value(value) : json_equal(mine, value);
+    if (*given && !same) {
         char a[80], b[80];
         size_t n = strlen(p->mismatch);
-        sft__json_text(a, other, false), sft__json_text(b, mine, false);
-        snprintf(p->mismatch + n, sizeof p->mismatch - n, "%s%s is %s, but %s is %s", n ? "; " : "", path, a, name, b);
+        sft__json_text(a, value, false), sft__json_text(b, mine, false);
+        snprintf(p->mismatch + n, sizeof p->mismatch - n, "%s%s is %s, but %s is %s", n ? "; " : "", path, a,
+                 sft__option_name(o), b);
     } else {
-        sft__option_set(c, o, value, where);
-        p->given[o - sft__option] = 1;
+        sft__option_set(p->config, o, value, sft__option_where(p, path));
+        *given = 1;
     }
-    json_decref(mine), json_decref(other);
-    if (o->kind == SFT__STR) free(*(char **)((char *)&theirs + o->offset));
-    if (o->kind == SFT__JSON) json_decref(*(json_t **)((char *)&theirs + o->offset));
-done:
-    json_decref(value);
+    json_decref(mine), json_decref(value);
 }
 
 // One key of an object whose own path is `prefix` ("" at the top of a run file or on the command line).
 static void sft__config_key(SftParse *p, const char *prefix, const char *key, const json_t *v) {
     char path[512], text[80];
-    SftWhere where;
     snprintf(path, sizeof path, "%s%.200s", prefix, key);
-    sft__option_where(p, where, path);
+    const char *where = sft__option_where(p, path), *inner;
     const SftOption *o = *prefix ? NULL : sft__option_find(key);
     const SftOther *other = o ? NULL : sft__option_other(path);
     if (other && other->option) o = sft__option_find(other->option);
-    if (o && *prefix && !strcmp(key, "betas") && !(json_is_string(v) && !strcmp(json_string_value(v), "auto"))) {
-        if (json_array_size(v) != 2) sft__option_wrong(where, o, v, "a list of two numbers");
-        sft__config_theirs(p, o, json_array_get(v, 0), where, path);
-        sft__config_theirs(p, sft__option_find("adam_beta2"), json_array_get(v, 1), where, path);
-    } else if (o && *prefix) {
-        sft__config_theirs(p, o, v, where, path);
-    } else if (o) {
-        if (p->pass == 1 && p->given[o - sft__option]) sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__option_name(o));
-        p->given[o - sft__option] = p->pass;
+    if (o && !*prefix) {
+        uint8_t *given = &p->given[o - sft__option];
+        if (p->pass == 1 && *given)
+            sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__option_name(o));
+        *given = p->pass;
         sft__option_set(p->config, o, v, where);
         if (!strcmp(o->name, "fp16")) sft__config_scaler(p, path, v);
-    } else if (other) {
+    } else if (o && !strcmp(key, "betas") && !sft__json_is(v, "auto")) {
+        if (json_array_size(v) != 2) sft__option_wrong(where, SFT__JSON, v, "a list of two numbers");
+        sft__config_theirs(p, o, json_array_get(v, 0), path);
+        sft__config_theirs(p, sft__option_find("adam_beta2"), json_array_get(v, 1), path);
+    } else if (o) {
+        sft__config_theirs(p, o, v, path);
+    } else if (other && other->same) {
         sft__json_text(text, v, true);
-        bool off = json_is_null(v) || json_is_false(v) || (json_is_object(v) && !json_is_true(json_object_get(v, "enabled")));
-        if (!strcmp(other->same, "*")) {
-            if (!strstr(path, "train_batch_size")) sft_note("%s is ignored: it changes nothing here", path);
-        } else if (strcmp(other->same, "off") ? !sft__option_among(other->same, text) : !off)
+        bool section = json_is_object(v) && !json_is_true(json_object_get(v, "enabled"));
+        bool off = !strcmp(other->same, "off") && (json_is_null(v) || json_is_false(v) || section);
+        if (!strcmp(other->same, "*")) sft_note("%s is ignored: it changes nothing here", path);
+        else if (!off && !sft__option_among(other->same, text))
             sft_die(SFT_BAD_INPUT, "%s is %s: %s", where, text, other->why);
-    } else {
+    } else if (!other) { // a section, if some row's names begin with this path
         bool section = false;
-        strncat(path, ".", sizeof path - strlen(path) - 1);
-        for (int i = 0; i < SFT_COUNT(sft__other); i++) section |= !strncmp(sft__other[i].prefix, path, strlen(path));
+        strcat(path, ".");
+        for (int i = 0; i < SFT_COUNT(sft__other); i++)
+            section |= !strncmp(sft__other[i].prefix, path, strlen(path));
         if (!section) sft__option_unknown(where, prefix, key);
         if (!json_is_object(v)) sft_die(SFT_BAD_INPUT, "%s must be an object", where);
-        const char *inner;
         json_t *item;
         json_object_foreach((json_t *)v, inner, item) sft__config_key(p, path, inner, item);
     }
 }
 
-// A JSON file that people wrote: what Python and JavaScript would accept gets a better word than "unexpected token".
+// A JSON file that people wrote: what Python and JavaScript would accept gets a better word than "unexpected
+// token".
 static json_t *sft__config_load(const char *path, char **text) {
-    size_t n;
+    size_t n, at;
     json_error_t e;
     *text = sft_read_file(path, &n);
     size_t bom = n >= 3 && !memcmp(*text, "\xef\xbb\xbf", 3) ? 3 : 0;
     json_t *json = json_loadb(*text + bom, n - bom, JSON_REJECT_DUPLICATES, &e);
     if (json && json_is_object(json)) return json;
     if (json) sft_die(SFT_BAD_INPUT, "%s must be a JSON object: {\"key\": value, ...}", path);
-    size_t at = bom + (size_t)SFT_MAX(e.position, 0);
-    const char *hint = "";
-    for (at = SFT_MIN(at, n); at && !strchr("]}", (*text)[at - 1]); at--) {}
-    for (at -= at > 0; at && strchr(" \t\r\n", (*text)[at - 1]); at--) {}
-    if (strstr(e.text, "'True'") || strstr(e.text, "'False'") || strstr(e.text, "'None'")) hint = ": JSON writes true, false and null";
-    else if (strstr(e.text, "near '''")) hint = ": JSON strings stand in double quotes";
-    else if (strstr(e.text, "near '#'") || strstr(e.text, "near '/'")) hint = ": JSON has no comments";
-    else if (at && (*text)[at - 1] == ',') hint = ": a trailing comma";
-    sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, e.text, hint);
+    for (at = SFT_MIN(bom + (size_t)SFT_MAX(e.position, 0), n); at && !strchr("]}", (*text)[at - 1]); at--) {}
+    for (at -= at > 0; at && strchr(" \t\r\n", (*text)[at - 1]); at--) {} // now after what the bracket closes
+    const char *t = e.text, *hint = at && (*text)[at - 1] == ',' ? ": a trailing comma" : "";
+    if (strstr(t, "'True'") || strstr(t, "'False'") || strstr(t, "'None'"))
+        hint = ": JSON writes true, false and null";
+    else if (strstr(t, "near '''")) hint = ": JSON strings stand in double quotes";
+    else if (strstr(t, "near '#'") || strstr(t, "near '/'")) hint = ": JSON has no comments";
+    sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, t, hint);
 }
 
 // What of DeepSpeed's configuration applies to one process.
 static void sft__config_deepspeed(SftParse *p) {
     SftConfig *c = p->config;
-    json_t *ds = json_incref(c->deepspeed);
     char *text = NULL;
-    if (json_is_string(ds)) { // a file of its own
-        p->file = json_string_value(c->deepspeed), p->skip = strlen(SFT__DS);
-        json_decref(ds);
-        ds = sft__config_load(p->file, &text);
-        p->text = text;
-    } else if (!p->file) p->file = "--deepspeed", p->text = NULL, p->skip = strlen(SFT__DS);
-    const char *key;
-    json_t *v, *optimizer = json_object_get(ds, "optimizer"); // first: the schedule's "auto" takes its learning rate
+    const char *key, *path = json_string_value(c->deepspeed);
+    json_t *v, *ds = path ? sft__config_load(path, &text) : json_incref(c->deepspeed);
+    if (path) p->file = path, p->text = text; // a file of its own
+    if (path || !p->file) p->skip = strlen(SFT__DS);
+    if (!p->file) p->file = "--deepspeed";
+    json_t *optimizer =
+        json_object_get(ds, "optimizer"); // first: the schedule's "auto" takes its learning rate
     if (optimizer) sft__config_key(p, SFT__DS, "optimizer", optimizer);
     json_object_foreach(ds, key, v)
         if (v != optimizer) sft__config_key(p, SFT__DS, key, v);
-    if (*p->mismatch) sft_die(SFT_BAD_INPUT, "DeepSpeed's configuration and the run's own disagree: %s", p->mismatch);
-    json_t *whole = json_object_get(ds, "train_batch_size");
-    int64_t *m = &c->per_device_train_batch_size, *g = &c->gradient_accumulation_steps, B = (int64_t)json_integer_value(whole);
-    if (whole && !(json_is_string(whole) && !strcmp(json_string_value(whole), "auto"))) {
+    if (*p->mismatch)
+        sft_die(SFT_BAD_INPUT, "DeepSpeed's configuration and the run's own disagree: %s", p->mismatch);
+    int64_t *m = &c->per_device_train_batch_size, *g = &c->gradient_accumulation_steps;
+    if ((v = json_object_get(ds, "train_batch_size")) && !sft__json_is(v, "auto")) {
+        int64_t B = (int64_t)json_integer_value(v);
+        const char *where = sft__option_where(p, SFT__DS "train_batch_size");
+        if (B < 1 || B > 1 << 30) sft__option_wrong(where, SFT__INT, v, "a whole number of rows");
         bool has_m = p->given[sft__option_find("per_device_train_batch_size") - sft__option];
         bool has_g = p->given[sft__option_find("gradient_accumulation_steps") - sft__option];
-        if (!json_is_integer(whole) || B < 1 || B > 1 << 30) sft_die(SFT_BAD_INPUT, "deepspeed.train_batch_size must be a whole number of rows");
         if (has_m && !has_g && B % *m == 0) *g = B / *m;
         if (!has_m && B % *g == 0) *m = B / *g;
         if (*m * *g != B)
-            sft_die(SFT_BAD_INPUT, "deepspeed.train_batch_size is %lld, but per_device_train_batch_size %lld x gradient_accumulation_steps %lld x 1 process is %lld",
-                    (long long)B, (long long)*m, (long long)*g, (long long)(*m * *g));
+            sft_die(SFT_BAD_INPUT,
+                    "%s is %lld, but per_device_train_batch_size %lld x gradient_accumulation_steps "
+                    "%lld x 1 process is %lld",
+                    where, (long long)B, (long long)*m, (long long)*g, (long long)(*m * *g));
     }
     json_decref(ds);
     free(text);
 }
 
-// The command line. A value of the command line as JSON, so that it meets the same checks as the file's.
+// A value of the command line as JSON, so that it meets the same checks as the file's.
 static json_t *sft__config_value(const SftOption *o, const char *text, const char *where) {
-    char *end = (char *)text;
+    char *end;
+    json_error_t e;
     json_t *v = NULL;
-    if (o && o->kind == SFT__BOOL) v = !strcasecmp(text, "true") ? json_true() : !strcasecmp(text, "false") ? json_false() : NULL;
-    if (o && (o->kind == SFT__INT || o->kind == SFT__REAL) && *text) {
+    int kind = o ? o->kind : SFT__JSON;
+    if (kind == SFT__BOOL)
+        v = !strcasecmp(text, "true") ? json_true() : !strcasecmp(text, "false") ? json_false() : NULL;
+    if ((kind == SFT__INT || kind == SFT__REAL) && *text) {
         errno = 0;
         long long n = strtoll(text, &end, 10);
-        v = !*end && !errno ? json_integer(n) : NULL;
-        if (!v) v = json_real(strtod(text, &end)); // NULL for nan and inf
+        v = !*end && !errno ? json_integer(n) : json_real(strtod(text, &end)); // NULL for nan and inf
         if (v && *end) json_decref(v), v = NULL;
     }
-    if (!o || o->kind == SFT__JSON) {
-        json_error_t e;
+    if (kind == SFT__JSON) {
         v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-        bool strings = !o || sft__option_among(o->words, "string");
-        if (!v && (*text == '{' || *text == '[') && !sft_exists(text)) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
-        if (v && o && strings && !sft__option_among(o->words, sft__json_type(v))) json_decref(v), v = NULL; // a file called 123
+        if (!v && (*text == '{' || *text == '[') && !sft_exists(text))
+            sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
+        bool fits = !v || !o || sft__option_among(o->words, sft__json_type(v));
+        if (!fits && sft__option_among(o->words, "string")) json_decref(v), v = NULL; // a file called 123
     }
     if (!v && !(v = json_string(text))) sft_die(SFT_BAD_INPUT, "%s is not UTF-8", where);
     return v;
 }
 
-// Goes through the arguments twice: first for what is not an option, then (set) for the options, after the run file.
-static void sft__config_arguments(SftParse *p, int argc, char **argv, int first, bool set) {
-    SftConfig *c = p->config;
-    bool options = true;
-    for (int i = first; i < argc; i++) {
-        const char *a = argv[i], *equals = strchr(a, '=');
-        if (!options || strncmp(a, "--", 2)) {
-            if (set) continue;
-            size_t n = strlen(a);
-            bool json = n > 5 && !strcmp(a + n - 5, ".json");
-            if (options && !c->file_name && !c->nargs && (json || (sft_exists(a) && !sft_is_folder(a) && *c->command != 'h'))) c->file_name = strdup(a);
-            else c->args = sft_realloc(c->args, sizeof *c->args * (size_t)(c->nargs + 1)), c->args[c->nargs++] = strdup(a);
-            continue;
-        }
-        if (!a[2]) { options = false; continue; } // "--": the rest are arguments, whatever they look like
-        char key[256], shown[300];
-        snprintf(key, sizeof key, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) - 2 : strlen(a) - 2, 200), a + 2);
-        for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
-        snprintf(shown, sizeof shown, "--%s", key);
-        const SftOther *other = sft__option_other(key);
-        const SftOption *o = sft__option_find(other && other->option ? other->option : key);
-        if (!o && !other) sft__option_unknown(shown, "", key);
-        const char *value = equals ? equals + 1 : NULL, *next = i + 1 < argc ? argv[i + 1] : NULL;
-        bool flag = !o || o->kind == SFT__BOOL || (o->kind == SFT__JSON && sft__option_among(o->words, "boolean"));
-        bool strings = !o || o->kind == SFT__STR || (o->kind == SFT__JSON && sft__option_among(o->words, "string"));
-        if (!value && next && strncmp(next, "--", 2) && (!flag || strings || *next == '{' || !strcasecmp(next, "true") || !strcasecmp(next, "false")))
-            value = next, i++;
-        if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
-        if (!set) continue;
+static bool sft__is_json_name(const char *s) { return strlen(s) > 5 && !strcmp(s + strlen(s) - 5, ".json"); }
+
+// The option argv[i]; returns the index of its last word. Sets nothing unless `set`.
+static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool set) {
+    char shown[256], *key = shown + 2;
+    const char *a = argv[i], *equals = strchr(a, '='), *value = equals ? equals + 1 : NULL;
+    const char *next = i + 1 < argc && strncmp(argv[i + 1], "--", 2) ? argv[i + 1] : NULL;
+    snprintf(shown, sizeof shown, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) : strlen(a), 200), a);
+    for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
+    const SftOther *other = sft__option_other(key);
+    const SftOption *o = sft__option_find(other && other->option ? other->option : key);
+    if (!o && !other) sft__option_unknown(shown, "", key);
+    bool json = o && o->kind == SFT__JSON;
+    bool flag =
+        !o || o->kind == SFT__BOOL || (json && sft__option_among(o->words, "boolean")); // may stand alone
+    bool words = !o || !flag || (json && sft__option_among(o->words, "string"));
+    if (!value && next && (words || *next == '{' || !strcasecmp(next, "true") || !strcasecmp(next, "false")))
+        value = next, i++;
+    if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
+    if (set) {
         json_t *v = value ? sft__config_value(o, value, shown) : json_true();
         sft__config_key(p, "", key, v);
         json_decref(v);
     }
+    return i;
 }
 
-/* The run file of the embedded default, when none was named: in the current folder or beside the program. There, its
-   paths are read relative to the program's folder, so that the program can be called from anywhere. */
-static void sft__config_embedded(SftParse *p, const char *program, char **text, json_t **json) {
-    static const char name[] = "data/quickstart.json", *const paths[] = {"model_name_or_path", "train_file", "validation_file"};
-    const char *slash = strrchr(program, '/');
-    char *folder = slash ? sft_format("%.*s/", (int)(slash - program), program) : strdup("");
+// Goes through the arguments twice: first for what is not an option, then (set) for the options, after the
+// run file.
+static void sft__config_arguments(SftParse *p, int argc, char **argv, int first, bool set) {
+    SftConfig *c = p->config;
+    bool options = true; // until "--": the rest are arguments, whatever they look like
+    for (int i = first; i < argc; i++) {
+        const char *a = argv[i];
+        if (options && !strcmp(a, "--")) {
+            options = false;
+        } else if (options && !strncmp(a, "--", 2)) {
+            i = sft__config_argument(p, argc, argv, i, set);
+        } else if (!set) {
+            bool file = sft__is_json_name(a) || (sft_exists(a) && !sft_is_folder(a));
+            if (file && options && !c->file_name && !c->nargs) {
+                c->file_name = strdup(a);
+            } else {
+                c->args = (char **)sft_realloc(c->args, sizeof *c->args * (size_t)(c->nargs + 1));
+                c->args[c->nargs++] = strdup(a);
+            }
+        }
+    }
+}
+
+/* The run file of the embedded default, in the current folder or beside the program. There its paths are read
+   relative to the program's folder, so that the program can be called from anywhere. */
+static json_t *sft__config_embedded(SftConfig *c, const char *program, char **text) {
+    static const char name[] = "data/quickstart.json";
+    static const char *const paths[] = {"model_name_or_path", "train_file", "validation_file"};
+    char *folder = strdup(program);
+    folder[strrchr(folder, '/') ? strrchr(folder, '/') + 1 - folder : 0] = 0;
     bool here = sft_exists(name);
-    char *path = here ? strdup(name) : sft_format("%s%s", folder, name);
-    if (!sft_exists(path)) sft_die(SFT_BAD_INPUT, "no run file was given, and %s is neither here nor beside the program; see train_gpt2 help", name);
-    sft_note("no run file was given: this is %s", path);
-    p->config->file_name = path;
-    p->config->quickstart = true;
-    *json = sft__config_load(path, text);
+    c->file_name = sft_format("%s%s", here ? "" : folder, name);
+    c->quickstart = true;
+    if (!sft_exists(c->file_name))
+        sft_die(SFT_BAD_INPUT, "no run file was given, and %s is neither here nor beside the program; "
+                "see train_gpt2 help", name);
+    sft_note("no run file was given: this is %s", c->file_name);
+    json_t *json = sft__config_load(c->file_name, text);
     for (int i = 0; i < SFT_COUNT(paths) && !here; i++) {
-        json_t *v = json_object_get(*json, paths[i]);
-        if (!json_is_string(v) || *json_string_value(v) == '/') continue;
-        char *moved = sft_format("%s%s", folder, json_string_value(v));
-        json_object_set_new(*json, paths[i], json_string(moved));
+        const char *path = json_string_value(json_object_get(json, paths[i]));
+        if (!path || *path == '/') continue;
+        char *moved = sft_format("%s%s", folder, path);
+        json_object_set_new(json, paths[i], json_string(moved));
         free(moved);
     }
     free(folder);
+    return json;
 }
 
 // What can only be seen when all values are there.
-static void sft__config_check(const SftParse *p) {
-    SftConfig *c = p->config;
-    bool train = !strcmp(c->command, "train"), data = !strcmp(c->command, "data"), model = strcmp(c->command, "export") && strcmp(c->command, "help");
-    if (json_is_false(c->fp16) || json_is_false(json_object_get(c->fp16, "enabled"))) json_decref(c->fp16), c->fp16 = NULL;
-    if (json_is_false(c->resume_from_checkpoint)) json_decref(c->resume_from_checkpoint), c->resume_from_checkpoint = NULL;
+static void sft__config_check(SftConfig *c) {
+    const char *command = c->command;
+    json_t **fp16 = &c->fp16, **resume = &c->resume_from_checkpoint;
+    if (json_is_false(*fp16) || json_is_false(json_object_get(*fp16, "enabled")))
+        json_decref(*fp16), *fp16 = NULL;
+    if (json_is_false(*resume)) json_decref(*resume), *resume = NULL;
     c->type = c->bf16 ? SFT_BF16 : c->fp16 ? SFT_F16 : SFT_F32;
-    if (c->bf16 && c->fp16) sft_die(SFT_BAD_INPUT, "fp16 and bf16 are both on; take one");
-    if (c->resume_from_checkpoint && c->init_from) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint (continue) and init_from (weights only, step 0) exclude each other");
-    if (c->resume_from_checkpoint && c->overwrite_output_dir) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint (continue) and overwrite_output_dir (start afresh) exclude each other");
-    if (c->validation_file && c->validation_split > 0) sft_die(SFT_BAD_INPUT, "validation_file and validation_split exclude each other");
-    if (c->validation_split >= 1 && c->validation_split != floor(c->validation_split))
-        sft_die(SFT_BAD_INPUT, "validation_split is %g: a share below 1, or a whole number of rows", c->validation_split);
-    if (train && !c->validation_file && c->validation_split == 0 && (c->eval_steps || c->eval_on_start))
-        sft_die(SFT_BAD_INPUT, "%s is set, but there is nothing to evaluate: set validation_file or validation_split", c->eval_steps ? "eval_steps" : "eval_on_start");
-    if (model && !c->model_name_or_path) sft_die(SFT_BAD_INPUT, "model_name_or_path is missing: %s needs the folder of a model", c->command);
-    if ((train || data) && !c->train_file) sft_die(SFT_BAD_INPUT, "train_file is missing: %s needs data", c->command);
-    if (train && !c->output_dir) sft_die(SFT_BAD_INPUT, "output_dir is missing: a folder for the checkpoints, the log and the trained model");
-    if (!strcmp(c->command, "eval") && !c->validation_file && !(c->train_file && c->validation_split > 0)) sft_die(SFT_BAD_INPUT, "validation_file is missing: eval needs data");
-    if (!strcmp(c->command, "export") && c->nargs != 2) sft_die(SFT_BAD_INPUT, "export needs two folders: CHECKPOINT FOLDER");
-    if (!strcmp(c->command, "generate") && c->nargs < 2 && !c->file) sft_die(SFT_BAD_INPUT, "generate needs a prompt: MODEL \"PROMPT\", or --file PROMPTS.jsonl");
+    bool train = !strcmp(command, "train"), data = !strcmp(command, "data"), eval = !strcmp(command, "eval");
+    bool exports = !strcmp(command, "export"), generate = !strcmp(command, "generate");
+    double split = c->validation_split;
+    bool validates = c->validation_file || split > 0;
+    const struct { bool wrong; const char *why;
+    } rules[] = {
+        {c->bf16 && c->fp16, "fp16 and bf16 are both on; take one"},
+        {*resume && c->init_from,
+         "resume_from_checkpoint (continue) and init_from (weights only) exclude each other"},
+        {*resume && c->overwrite_output_dir,
+         "resume_from_checkpoint (continue) and overwrite_output_dir (start afresh) exclude each other"},
+        {c->validation_file && split > 0, "validation_file and validation_split exclude each other"},
+        {split >= 1 && split != floor(split),
+         "validation_split must be a share below 1 or a whole number of rows"},
+        {train && !validates && (c->eval_steps || c->eval_on_start),
+         "eval_steps or eval_on_start is set, but there is nothing to evaluate: set validation_file or "
+         "validation_split"},
+        {!exports && !c->model_name_or_path, "model_name_or_path is missing: the folder of a model"},
+        {(train || data) && !c->train_file, "train_file is missing: the data to train on"},
+        {train && !c->output_dir, "output_dir is missing: a folder for checkpoints, log and trained model"},
+        {eval && !c->validation_file && !(c->train_file && split > 0),
+         "validation_file is missing: the data to evaluate"},
+        {exports && c->nargs != 2, "export needs two folders: CHECKPOINT FOLDER"},
+        {generate && c->nargs < 2 && !c->file,
+         "generate needs a prompt: MODEL \"PROMPT\", or --file PROMPTS.jsonl"},
+    };
+    for (int i = 0; i < SFT_COUNT(rules); i++)
+        if (rules[i].wrong) sft_die(SFT_BAD_INPUT, "%s", rules[i].why);
+}
+
+// Which command the first argument is; *first: where the other arguments begin. Returns its row of
+// sft__command.
+static int sft__config_command(const char *a, int *first) {
+    char best[64] = "";
+    int least = 3;
+    for (int i = 0; i < SFT_COUNT(sft__command); i++) {
+        if (!strcmp(a, sft__command[i].name)) return *first = 2, i;
+        sft__option_nearer(best, &least, a, sft__command[i].name);
+    }
+    if (sft__option_among("merge|convert|list-cfg|copy-cfg", a))
+        sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
+    if (*a && strncmp(a, "--", 2) && strcmp(a, "-h") && !sft__is_json_name(a) &&
+        (!sft_exists(a) || sft_is_folder(a)))
+        sft_die(SFT_BAD_INPUT, "%.200s is neither a command nor a run file%s%s; see train_gpt2 help", a,
+                *best ? "; the nearest command is " : "", best);
+    return *first = 1, 0;
 }
 
 SftConfig sft_config(int argc, char **argv) {
-#define SFT__D_STR(s) ((s) ? strdup((s) ? (s) : "") : NULL)
-#define SFT__D_INT(s) s
-#define SFT__D_REAL(s) s
-#define SFT__D_BOOL(s) s
-#define SFT__D_JSON(s) s
-#define X(kind, name, standard, low, high, words, help) .name = SFT__D_##kind(standard),
-    SftConfig c = {SFT_OPTIONS(X) .command = "train"};
-#undef X
-    SftParse p = {.config = &c, .pass = 1};
-    char best[64] = "", *text = NULL, *a = argc > 1 ? argv[1] : "";
-    int first = 1, most = 0, least = 3;
-    size_t n = strlen(a);
-    bool named = false;
-    for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return c.command = "help", c;
-        else if (!strcmp(argv[i], "--")) break;
-    for (int i = 0; i < SFT_COUNT(sft__command); i++) {
-        if (!strcmp(a, sft__command[i].name)) c.command = sft__command[i].name, named = true, first = 2;
-        if (!strcmp(c.command, sft__command[i].name)) most = sft__command[i].most;
-        sft__option_nearer(best, &least, a, sft__command[i].name);
+    SftConfig c;
+    SftParse p = {.config = (SftConfig *)memset(&c, 0, sizeof c), .pass = 1};
+    char *text = NULL;
+    int first, row = sft__config_command(argc > 1 ? argv[1] : "", &first);
+    c.command = sft__command[row].name;
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) c.command = "help";
+    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
+        json_t *standard =
+            json_loads(sft__option[i].standard, JSON_DECODE_ANY, NULL); // none for NULL and titles
+        if (standard) sft__option_set(&c, &sft__option[i], standard, sft__option[i].name);
+        json_decref(standard);
     }
-    if (sft__option_among("merge|convert|list-cfg|copy-cfg", a)) sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
-    if (n && !named && strncmp(a, "--", 2) && !(n > 5 && !strcmp(a + n - 5, ".json")) && (!sft_exists(a) || sft_is_folder(a)))
-        sft_die(SFT_BAD_INPUT, "%.200s is neither a command nor a run file%s%s; see train_gpt2 help", a, *best ? "; the nearest command is " : "", best);
-    sft__config_arguments(&p, argc, argv, first, false);
     if (!strcmp(c.command, "help")) return c;
-    if (c.nargs > most) sft_die(SFT_BAD_INPUT, "%s does not take the argument \"%.200s\"%s", c.command, c.args[most], sft_exists(c.args[most]) ? "" : ", and there is no such file");
+    sft__config_arguments(&p, argc, argv, first, false);
+    if (c.nargs > sft__command[row].most)
+        sft_die(SFT_BAD_INPUT, "%s does not take the argument \"%.200s\", nor is there such a file",
+                c.command, c.args[sft__command[row].most]);
 
-    json_t *json = NULL;
-    bool own = c.nargs || sft__option_among("generate|chat|tokenize|export", c.command); // names its model itself
-    for (int i = first; i < argc && !own; i++) own = !strncmp(argv[i], "--model_name_or_path", 20) || !strncmp(argv[i], "--train_file", 12);
-    if (c.file_name) json = sft__config_load(c.file_name, &text);
-    else if (!own) sft__config_embedded(&p, argv[0], &text, &json);
-    p.file = c.file_name, p.text = text;
+    json_t *v, *json = NULL;
     const char *key;
-    json_t *v;
+    bool own =
+        c.nargs || sft__option_among("generate|chat|tokenize|export", c.command); // names its model itself
+    for (int i = first; i < argc && !own; i++)
+        own = !strncmp(argv[i], "--model", 7) || !strncmp(argv[i], "--train_file", 12);
+    if (c.file_name) json = sft__config_load(c.file_name, &text);
+    else if (!own) json = sft__config_embedded(&c, argv[0], &text);
+    p.file = c.file_name, p.text = text;
     json_object_foreach(json, key, v) sft__config_key(&p, "", key, v);
     p.pass = 2, p.file = p.text = NULL;
     sft__config_arguments(&p, argc, argv, first, true);
-    if (c.nargs && strcmp(c.command, "export")) { // MODEL
-        free(c.model_name_or_path);
-        c.model_name_or_path = strdup(c.args[0]);
-    }
+    if (c.nargs && strcmp(c.command, "export"))
+        free(c.model_name_or_path), c.model_name_or_path = strdup(c.args[0]);
     if (p.given[sft__option_find("deepspeed") - sft__option] == 1) p.file = c.file_name, p.text = text;
     if (c.deepspeed) sft__config_deepspeed(&p);
-    sft__config_check(&p);
+    sft__config_check(&c);
     json_decref(json);
     free(text);
     return c;
@@ -1750,76 +1802,66 @@ void sft_config_free(SftConfig *c) {
         if (sft__option[i].kind == SFT__JSON) json_decref(*(json_t **)at);
     }
     for (int i = 0; i < c->nargs; i++) free(c->args[i]);
-    free(c->args);
-    free(c->file_name);
+    free(c->args), free(c->file_name);
     memset(c, 0, sizeof *c);
 }
 
 json_t *sft_config_json(const SftConfig *c) {
     json_t *all = json_object();
-    for (int i = 0; i < SFT_COUNT(sft__option); i++)
-        if (sft__option[i].kind != SFT__TITLE) json_object_set_new(all, sft__option_name(&sft__option[i]), sft__option_get(c, &sft__option[i]));
+    for (const SftOption *o = sft__option; o < sft__option + SFT_COUNT(sft__option); o++)
+        if (o->kind != SFT__TITLE) json_object_set_new(all, sft__option_name(o), sft__option_get(c, o));
     return all;
 }
 
-// Prints words from column `at` on, broken before column 100.
+// Prints `text` from column `at` on, broken at spaces before column 100.
 static void sft__help_wrap(FILE *out, int at, const char *text) {
     int column = at;
-    for (const char *p = text; *p;) {
+    for (const char *p = text; *p; p += strspn(p, " ")) {
         int n = (int)strcspn(p, " ");
-        if (column + n > 99) column = at, fprintf(out, "\n%*s", at, "");
-        fprintf(out, "%.*s%s", n, p, p[n] ? " " : "");
-        column += n + 1;
-        p += n + (p[n] == ' ');
+        if (column > at && column + 1 + n > 100) column = at, fprintf(out, "\n%*s", at, "");
+        else if (column > at) column++, fputc(' ', out);
+        fprintf(out, "%.*s", n, p);
+        column += n, p += n;
     }
     fputc('\n', out);
 }
 
-// "one of ...; help (default)" of an option: the same words for --help and for the README.
-static char *sft__help_about(const SftOption *o) {
-    char words[512];
-    snprintf(words, sizeof words, "%s", o->kind == SFT__STR && o->words ? o->words : "");
-    char *spaced = sft_format("%s%s%s", o->help, *words && *o->help ? "; " : "", "");
-    char *s = spaced;
-    for (const char *w = words; *w;) {
-        int n = (int)strcspn(w, "|");
-        char *more = sft_format("%s%.*s%s", s, n, w, w[n] ? " | " : "");
-        free(s), s = more;
-        w += n + (w[n] == '|');
-    }
-    return s;
+// An option's help with its words: "what happens (a, b, c)".
+static const char *sft__option_help(char out[640], const SftOption *o) {
+    char before[320];
+    bool words = o->kind == SFT__STR && o->words;
+    snprintf(before, sizeof before, "%s%s", o->help, words ? " (" : "");
+    return sft__option_words(out, before, words ? o->words : "", words ? ")" : "");
 }
 
 void sft_help(FILE *out) {
+    char text[640];
     fprintf(out, "train_gpt2 [COMMAND] [run.json] [--key value ...]\n\n");
     for (int i = 0; i < SFT_COUNT(sft__command); i++) {
-        char usage[64];
-        snprintf(usage, sizeof usage, "%s %s", sft__command[i].name, sft__command[i].arguments);
-        fprintf(out, "  %-30s", usage);
-        sft__help_wrap(out, 32, sft__command[i].help);
+        snprintf(text, sizeof text, "%s %s", sft__command[i].name, sft__command[i].arguments);
+        fprintf(out, "  %-26s", text);
+        sft__help_wrap(out, 28, sft__command[i].help);
     }
-    fprintf(out, "\nEvery option is a key of run.json or stands on the command line, which wins. A flag may stand alone.\n"
-                 "Paths are relative to the current folder.\n");
-    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
-        const SftOption *o = &sft__option[i];
-        if (o->kind == SFT__TITLE) { fprintf(out, "\n%s\n", o->name); continue; }
-        char *about = sft__help_about(o), standard[32];
-        snprintf(standard, sizeof standard, "%.*s", (int)strcspn(o->standard + (*o->standard == '"'), "\""), o->standard + (*o->standard == '"'));
-        fprintf(out, "  --%-30s %-12s ", sft__option_name(o), strcmp(standard, "NULL") ? standard : "-");
-        sft__help_wrap(out, 48, about);
-        free(about);
+    fprintf(out, "\nAn option is a key of run.json or stands on the command line, which wins. A true/false\n"
+                 "option may stand alone. Paths are relative to the current folder.\n");
+    for (const SftOption *o = sft__option; o < sft__option + SFT_COUNT(sft__option); o++) {
+        bool title = o->kind == SFT__TITLE, quoted = *o->standard == '"', none = !strcmp(o->standard, "NULL");
+        if (title) fprintf(out, "\n%s\n", o->name);
+        if (title) continue;
+        int n = none ? 1 : (int)strlen(o->standard) - 2 * quoted;
+        fprintf(out, "  --%-28s %-11.*s", sft__option_name(o), n, none ? "-" : o->standard + quoted);
+        sft__help_wrap(out, 44, sft__option_help(text, o));
     }
 }
 
 void sft_help_markdown(FILE *out) {
-    for (int i = 0; i < SFT_COUNT(sft__option); i++) {
-        const SftOption *o = &sft__option[i];
-        if (o->kind == SFT__TITLE) { fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", i ? "\n" : "", o->name); continue; }
-        char *about = sft__help_about(o);
-        fprintf(out, "| `%s` | %s | ", sft__option_name(o), strcmp(o->standard, "NULL") ? o->standard : "");
-        for (const char *s = about; *s; s++) fprintf(out, "%s%c", *s == '|' ? "\\" : "", *s);
-        fprintf(out, " |\n");
-        free(about);
+    char text[640];
+    for (const SftOption *o = sft__option; o < sft__option + SFT_COUNT(sft__option); o++) {
+        const char *standard = strcmp(o->standard, "NULL") ? o->standard : "",
+                   *gap = o == sft__option ? "" : "\n";
+        if (o->kind == SFT__TITLE)
+            fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", gap, o->name);
+        else fprintf(out, "| `%s` | %s | %s |\n", sft__option_name(o), standard, sft__option_help(text, o));
     }
 }
 
@@ -4422,19 +4464,20 @@ SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *confi
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
    ================================================================================================================
-   In come the figures of every step, evaluation and sample answer; out go log.jsonl for programs and lines for people.
-   Invariants: a line of the log is one write() of one JSON object; it holds no NaN; after a resume the log is what an
-   uninterrupted run would have written, but for the times. Guarded by test/test_record.c. The usual pitfalls: a log
-   that is buffered and lost with the run, and a resumed run whose log has the same steps twice. */
+   In come the figures of every step, evaluation and sample answer; out go log.jsonl for programs and lines
+   for people. Invariants: a line of the log is one write() of one JSON object; it holds no NaN; after a
+   resume the log is what an uninterrupted run would have written, but for the times. Guarded by
+   test/test_record.c. The usual pitfalls: a log that is buffered and lost with the run, and a resumed run
+   whose log has the same steps twice. */
 struct SftRecord {
     const SftConfig *config;
     FILE *out; // where the lines for people go
     int file;
     char path[4096];
     double opened, last;                                   // clock: at the beginning, after the last step
-    double busy;                                           // seconds from step to step, all that happens between included
+    double busy; // seconds from step to step, all that happens between included
     int64_t steps, total, tokens, trained, skipped, clipped; // since the beginning
-    double window_loss, window_seconds, loss;              // since the last printed line; the loss that was printed
+    double window_loss, window_seconds, loss; // since the last printed line; the loss that was printed
     int64_t window_tokens, window_trained;
 };
 
@@ -4482,20 +4525,24 @@ void sft_progress(const char *what, double done, double total) {
     } else if (now - drawn >= 0.1) { // ten pictures a second are enough
         SftShort a, b, rate, eta;
         double share = total > 0 ? done / total : 0, pace = done > first ? (done - first) / (now - began) : 0;
-        fprintf(stderr, "\r%-10s [%.*s%.*s] %3.0f %%  %s/%s", shown, (int)(share * 30), "##############################",
-                30 - (int)(share * 30), "..............................", 100 * share, sft__short(a, done), sft__short(b, total));
-        if (pace > 0) fprintf(stderr, "  %s/s  eta %s", sft__short(rate, pace), sft__clock(eta, (total - done) / pace));
+        fprintf(stderr, "\r%-10s [%.*s%.*s] %3.0f %%  %s/%s", shown, (int)(share * 30),
+                "##############################", 30 - (int)(share * 30), "..............................",
+                100 * share, sft__short(a, done), sft__short(b, total));
+        if (pace > 0)
+            fprintf(stderr, "  %s/s  eta %s", sft__short(rate, pace), sft__clock(eta, (total - done) / pace));
         fprintf(stderr, "\033[K");
         fflush(stderr);
         drawn = now;
     }
 }
 
-// Lines of a log that a run resumed at step k keeps: all but the summary, what came later, and what was cut short.
+// Lines of a log that a run resumed at step k keeps: all but the summary, what came later, and what was cut
+// short.
 static bool sft__keeps(const char *line, size_t n, int64_t k) {
     json_t *json = json_loadb(line, n, 0, NULL);
     const char *event = json_string_value(json_object_get(json, "event"));
-    bool keep = json_is_object(json) && !(event && !strcmp(event, "summary")) && json_integer_value(json_object_get(json, "step")) <= k;
+    bool keep = json_is_object(json) && !(event && !strcmp(event, "summary")) &&
+                json_integer_value(json_object_get(json, "step")) <= k;
     json_decref(json);
     return keep;
 }
@@ -4545,19 +4592,28 @@ void sft_record_event(SftRecord *r, json_t *line) {
     free(text);
 }
 
+static void sft__log_whole(json_t *line, const char *key, int64_t x) {
+    json_object_set_new(line, key, json_integer(x));
+}
+static void sft__log_real(json_t *line, const char *key, double x) {
+    json_object_set_new(line, key, sft_json_real(x));
+}
+
 // The line for people, over the steps since the last one.
 static void sft__step_print(SftRecord *r, const SftStepLine *s) {
     SftShort a, b;
     double left = r->steps ? r->busy / (double)r->steps * (double)(s->total - s->step) : 0;
     sft_progress("training", 1, 1); // takes the bar away
-    fprintf(r->out, "step %*lld/%lld  epoch %.2f  ", snprintf(a, sizeof a, "%lld", (long long)s->total), (long long)s->step, (long long)s->total, s->epoch);
+    fprintf(r->out, "step %*lld/%lld  epoch %.2f  ", snprintf(a, sizeof a, "%lld", (long long)s->total),
+            (long long)s->step, (long long)s->total, s->epoch);
     if (r->window_trained) r->loss = r->window_loss / (double)r->window_trained;
     fprintf(r->out, "loss %.4f  lr %.2e  ", r->loss, s->update.lr);
     if (s->update.skipped) fprintf(r->out, "SKIPPED: non-finite gradient  ");
     else fprintf(r->out, "norm %.3g%s  ", s->update.grad_norm, s->update.clipped ? " clipped" : "");
     if (r->config->fp16) fprintf(r->out, "scale %g  ", s->loss_scale);
     if (r->skipped) fprintf(r->out, "skipped %lld  ", (long long)r->skipped);
-    fprintf(r->out, "%s tok/s  ", sft__short(a, r->window_seconds > 0 ? (double)r->window_tokens / r->window_seconds : 0));
+    fprintf(r->out, "%s tok/s  ",
+            sft__short(a, r->window_seconds > 0 ? (double)r->window_tokens / r->window_seconds : 0));
     if (s->mfu > 0) fprintf(r->out, "mfu %.0f %%  ", 100 * s->mfu);
     fprintf(r->out, "%sB  eta %s\n", sft__short(a, (double)sft_peak_rss()), sft__clock(b, left));
     fflush(r->out);
@@ -4574,22 +4630,31 @@ void sft_record_step(SftRecord *r, const SftStepLine *s) {
     r->skipped += s->update.skipped, r->clipped += s->update.clipped;
     if (good) r->window_loss += s->loss * (double)s->trained_tokens, r->window_trained += s->trained_tokens;
     r->window_tokens += s->tokens, r->window_seconds += s->seconds;
-    json_t *line = json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:o}", "step", (json_int_t)s->step, "epoch", sft_json_real(s->epoch),
-                             "loss", sft_json_real(s->loss), "grad_norm", sft_json_real(s->update.grad_norm), "learning_rate", sft_json_real(s->update.lr),
-                             "tokens", (json_int_t)s->tokens, "trained_tokens", (json_int_t)s->trained_tokens,
-                             "tokens_per_second", sft_json_real((double)s->tokens / s->seconds), "step_seconds", sft_json_real(s->seconds));
-    if (r->config->fp16) json_object_set_new(line, "loss_scale", json_real(s->loss_scale));
+    json_t *line = json_object();
+    sft__log_whole(line, "step", s->step);
+    sft__log_real(line, "epoch", s->epoch);
+    sft__log_real(line, "loss", s->loss);
+    sft__log_real(line, "grad_norm", s->update.grad_norm);
+    sft__log_real(line, "learning_rate", s->update.lr);
+    sft__log_whole(line, "tokens", s->tokens);
+    sft__log_whole(line, "trained_tokens", s->trained_tokens);
+    sft__log_real(line, "tokens_per_second", (double)s->tokens / s->seconds);
+    sft__log_real(line, "step_seconds", s->seconds);
+    if (r->config->fp16) sft__log_real(line, "loss_scale", s->loss_scale);
     if (s->update.skipped) json_object_set_new(line, "skipped", json_true());
     if (s->update.clipped) json_object_set_new(line, "clipped", json_true());
-    if (s->comm_seconds > 0) json_object_set_new(line, "comm_seconds", json_real(s->comm_seconds));
+    if (s->comm_seconds > 0) sft__log_real(line, "comm_seconds", s->comm_seconds);
     sft_record_event(r, line);
     if (s->step % r->config->logging_steps == 0 || s->step == s->total) sft__step_print(r, s);
     sft_progress("training", (double)s->step, (double)s->total);
 }
 
 void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact) {
-    json_t *line = json_pack("{s:I, s:o, s:I}", "step", (json_int_t)step, "eval_loss", sft_json_real(loss), "eval_tokens", (json_int_t)tokens);
-    if (!isnan(exact)) json_object_set_new(line, "eval_exact_match", json_real(exact));
+    json_t *line = json_object();
+    sft__log_whole(line, "step", step);
+    sft__log_real(line, "eval_loss", loss);
+    sft__log_whole(line, "eval_tokens", tokens);
+    if (!isnan(exact)) sft__log_real(line, "eval_exact_match", exact);
     sft_record_event(r, line);
     fprintf(r->out, "step %lld  validation loss %.4f  perplexity %.4g", (long long)step, loss, exp(loss));
     if (!isnan(exact)) fprintf(r->out, "  exact match %.1f %%", 100 * exact);
@@ -4599,8 +4664,13 @@ void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t toke
 
 void sft_record_sample(SftRecord *r, int64_t step, json_t *prompt, const char *answer) {
     json_t *text = json_string(answer); // NULL when it is not UTF-8
-    sft_record_event(r, json_pack("{s:I, s:O, s:o}", "step", (json_int_t)step, "prompt", prompt, "answer", text ? text : json_null()));
-    char *shown = json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
+    json_t *line = json_object();
+    sft__log_whole(line, "step", step);
+    json_object_set(line, "prompt", prompt);
+    json_object_set_new(line, "answer", text ? text : json_null());
+    sft_record_event(r, line);
+    char *shown =
+        json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
     fprintf(r->out, "step %lld  prompt: %s\n  answer: %s\n", (long long)step, shown ? shown : "", answer);
     fflush(r->out);
     free(shown);
@@ -4611,16 +4681,30 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
     size_t plan = 0, peak = 0;
     for (int i = 0; i < SFT_MEMS; i++) plan += m->mem[i].size, peak += m->mem[i].peak;
     double seconds = sft_now() - r->opened;
-    sft_record_event(r, json_pack("{s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}", "event", "summary",
-        "steps", (json_int_t)r->steps, "seconds", seconds, "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained,
-        "skipped", (json_int_t)r->skipped, "clipped", (json_int_t)r->clipped, "loss", sft_json_real(r->loss),
-        "eval_loss_before", sft_json_real(before), "eval_loss", sft_json_real(after),
-        "plan_bytes", (json_int_t)plan, "peak_bytes", (json_int_t)peak, "peak_rss_bytes", (json_int_t)sft_peak_rss()));
-    fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n", (long long)r->steps, sft__clock(a, seconds),
-            sft__short(b, (double)r->tokens), sft__short(c, (double)r->trained), (long long)r->clipped, (long long)r->skipped);
-    if (!isnan(after) && isnan(before)) fprintf(r->out, "validation loss %.4f, perplexity %.4g\n", after, exp(after));
-    else if (!isnan(after)) fprintf(r->out, "validation loss %.4f -> %.4f, perplexity %.4g -> %.4g\n", before, after, exp(before), exp(after));
-    fprintf(r->out, "memory: %sB planned, %sB used, %sB resident at most\n", sft__short(a, (double)plan), sft__short(b, (double)peak), sft__short(c, (double)sft_peak_rss()));
+    json_t *line = json_pack("{s:s}", "event", "summary");
+    sft__log_whole(line, "steps", r->steps);
+    sft__log_real(line, "seconds", seconds);
+    sft__log_whole(line, "tokens", r->tokens);
+    sft__log_whole(line, "trained_tokens", r->trained);
+    sft__log_whole(line, "skipped", r->skipped);
+    sft__log_whole(line, "clipped", r->clipped);
+    sft__log_real(line, "loss", r->loss);
+    sft__log_real(line, "eval_loss_before", before);
+    sft__log_real(line, "eval_loss", after);
+    sft__log_whole(line, "plan_bytes", (int64_t)plan);
+    sft__log_whole(line, "peak_bytes", (int64_t)peak);
+    sft__log_whole(line, "peak_rss_bytes", sft_peak_rss());
+    sft_record_event(r, line);
+    fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n",
+            (long long)r->steps, sft__clock(a, seconds), sft__short(b, (double)r->tokens),
+            sft__short(c, (double)r->trained), (long long)r->clipped, (long long)r->skipped);
+    if (!isnan(after) && isnan(before))
+        fprintf(r->out, "validation loss %.4f, perplexity %.4g\n", after, exp(after));
+    else if (!isnan(after))
+        fprintf(r->out, "validation loss %.4f -> %.4f, perplexity %.4g -> %.4g\n", before, after, exp(before),
+                exp(after));
+    fprintf(r->out, "memory: %sB planned, %sB used, %sB resident at most\n", sft__short(a, (double)plan),
+            sft__short(b, (double)peak), sft__short(c, (double)sft_peak_rss()));
     fflush(r->out);
 }
 
