@@ -361,23 +361,30 @@ char *sft_render(const SftTemplate *t, SftTokens *out, const SftMessage *message
 /* ================================================================================================================
    [3] data: rows -> messages -> token ids with a mask -> packs -> batches; the data report
    ================================================================================================================
-   All samples lie one after another in one list of tokens; a sample is a range of it. A pack is a list of samples that
-   travel as one row; without packing every sample is its own pack. */
-typedef struct { int64_t begin, n, trained; } SftSample; // range in the dataset's tokens; tokens with a trained target
-typedef struct {
-    int64_t rows, bad, dropped_empty, dropped_no_answer, dropped_too_long, truncated, cut; // what became of the rows
+   All samples lie one after another in one list of tokens; a sample is a range of it (several samples may be the same
+   range: a file of weight 2). A pack is a list of samples that travel as one row; without packing every sample is its
+   own pack. What is trained is a property of a token: the one before it learns to predict it. */
+typedef struct { int64_t begin, n, trained; } SftSample; // range in the dataset's tokens; how many are trained targets
+typedef struct {                                         // what became of the rows
+    int64_t rows;                                        // rows of the files that were looked at
+    int64_t bad, dropped_empty, dropped_no_answer, dropped_too_long; // malformed; no text; no trained token left; too long
+    int64_t truncated, cut;                              // conversations cut short; documents of text cut into pieces
     int64_t samples, packs, tokens, trained_tokens;
 } SftDataReport;
 typedef struct {
     SftTokens tokens;
     SftSample *sample;   // [samples]
     int64_t samples;
+    SftSample *document; // [documents] what packs hold: the samples themselves, or with "wrapped" pieces of them
+    int64_t documents;
     int64_t *pack;       // [packs+1] first entry of each pack in `order`
-    int64_t *order;      // [samples] the samples, pack by pack
+    int64_t *order;      // [documents] the documents, pack by pack
     int64_t packs;
     int64_t longest;     // tokens of the longest pack
     SftDataReport report;
-    bool documents_see_each_other;
+    bool documents_see_each_other;   // within a pack
+    int64_t rows_per_step, max_steps; // of the run that the data is for, as its report says
+    double epochs;
 } SftDataset;
 
 typedef struct { // a micro-batch: N tokens in one row, with what attention and the loss need to know of each
@@ -389,13 +396,20 @@ typedef struct { // a micro-batch: N tokens in one row, with what attention and 
     int64_t cap;                   // tokens there is room for
 } SftBatch;
 
+/* Reads `files`, the value of train_file or validation_file: a path, {"path", "weight"} or a list of them; a folder is
+   its .json, .jsonl and .txt files. weight w: every row floor(w) times and, of the rest w - floor(w), that share of the
+   rows, chosen by seed (0.5 takes half of them). What a file is (JSON array, JSON lines, text) its content says, what a
+   row is its keys. Dies naming file, line and column of a malformed row (on_bad_row "skip": counts it), and when nothing
+   trained is left. A prompt/completion pair is a conversation of two messages, rendered with the template. */
 SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, struct json_t *files);
-void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed); // moves samples
+// Moves a share (< 1) or a number (>= 1) of the samples, chosen by seed, to `validation`. Dies if none would be left.
+void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed);
 void sft_dataset_pack(SftDataset *d, const SftConfig *config); // fills pack and order; call once, after the split
 void sft_dataset_free(SftDataset *d);
-void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples); // report and first samples, trained tokens marked
-void sft_data_dump(const char *path, const SftDataset *d);  // a line {"input_ids", "labels"} per sample
-struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config);
+// The report, then the first `samples` samples with their trained tokens marked: in colour on a terminal, else in ⟦ ⟧.
+void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples);
+void sft_data_dump(const char *path, const SftDataset *d); // a line {"input_ids", "labels"} per sample, packed or not
+struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config); // the report
 
 /* The order of an epoch is a permutation of the packs that depends on (seed, epoch) alone. Optimizer step s of an epoch
    takes the next rows_per_step of them (the last step of an epoch takes what is left); micro-batch g of rank r takes
@@ -855,8 +869,10 @@ int64_t sft_peak_rss(void);             // bytes of memory this process had resi
 #ifdef SFT_IMPLEMENTATION
 #ifndef SFT__BODIES
 #define SFT__BODIES
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
@@ -1863,6 +1879,806 @@ void sft_help_markdown(FILE *out) {
             fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", gap, o->name);
         else fprintf(out, "| `%s` | %s | %s |\n", sft__option_name(o), standard, sft__option_help(text, o));
     }
+}
+
+/* ================================================================================================================
+   [3] data: rows -> messages -> token ids with a mask -> packs -> batches; the data report
+   ================================================================================================================
+   The problem: files come in half a dozen shapes, and a mistake here is silent: a model that trains on the wrong tokens
+   still shows a falling loss. So every row is either a sample or counted under the reason why not, every format ends in
+   the same list of messages, and there is one place where a mask is made (the template, token by token).
+   In: files, a tokenizer, a template. Out: one list of token ids with a flag each, samples as ranges of it, packs as
+   lists of samples, batches as rows of tokens. Files are mapped and read row by row, thousands of rows at a time in
+   parallel, and put together in the file's order: memory grows with the tokens, not with the text.
+   Invariants: a target is always the next token of the same document; every token of a sample is in exactly one pack;
+   the same seed gives the same split, order and packs. Guarded by test/test_data.c (trl's packing, hand-made masks).
+   The usual pitfalls: BOS twice; an answer without its stop token; a document that sees its neighbour. */
+
+// Rows of a file: elements of a JSON array, JSON objects one after another (a line each, or over several), or lines of text.
+typedef struct {
+    const char *path, *s; // mapped
+    size_t n, at;
+    enum { SFT__ARRAY, SFT__OBJECTS, SFT__LINES, SFT__TEXT } form;
+    bool begun, done;
+} SftRows;
+typedef struct { // a row on its way from text to tokens
+    const char *s;
+    size_t n;
+    int copies;            // how often it becomes a sample
+    char *error, *unknown; // what is wrong with it; names of unused columns, a line each
+    enum { SFT__SAMPLE, SFT__DOCUMENT, SFT__EMPTY, SFT__TOO_LONG } kind;
+    SftTokens tokens;
+} SftRow;
+
+static bool sft__blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+static size_t sft__skip_blank(const char *s, size_t n, size_t i) {
+    while (i < n && sft__blank(s[i])) i++;
+    return i;
+}
+static size_t sft__line_end(const char *s, size_t n, size_t i) {
+    const char *end = i < n ? (const char *)memchr(s + i, '\n', n - i) : NULL;
+    return end ? (size_t)(end - s) : n;
+}
+static bool sft__ends_with(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+// One past the JSON value that begins at i: brackets are counted outside strings, nothing else is looked at. 0: it does not end.
+static size_t sft__value_end(const char *s, size_t n, size_t i) {
+    int64_t depth = 0;
+    for (bool quoted = false; i < n; i++) {
+        char c = s[i];
+        if (quoted) {
+            if (c == '\\') i++;
+            else if (c == '"') quoted = false;
+        } else if (c == '"') {
+            quoted = true;
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if (c == '}' || c == ']') {
+            if (--depth <= 0) return i + (depth == 0); // a bracket that was not opened ends a bare value
+        } else if (depth == 0 && (c == ',' || c == '\n')) {
+            return i;
+        }
+    }
+    return depth == 0 ? n : 0;
+}
+
+// "path, line L, column C" of a place in the file; counted only when somebody asks.
+static char *sft__row_place(const SftRows *f, size_t at) {
+    int64_t line = 1, begin = 0;
+    for (size_t i = 0; i < at && i < f->n; i++)
+        if (f->s[i] == '\n') line++, begin = (int64_t)i + 1;
+    return sft_format("%s, line %" PRId64 ", column %" PRId64, f->path, line, (int64_t)at - begin + 1);
+}
+
+// What the file is, by its content: a .txt that does not begin with a JSON value is text.
+static SftRows sft__rows_open(const char *path, bool text) {
+    SftRows f = {.path = path};
+    f.s = sft_map(path, &f.n);
+    if (f.n >= 3 && !memcmp(f.s, "\xef\xbb\xbf", 3)) f.at = 3; // byte order mark
+    size_t first = sft__skip_blank(f.s, f.n, f.at);
+    char c = first < f.n ? f.s[first] : 0;
+    bool txt = text || sft__ends_with(path, ".txt");
+    if (txt && (c == '{' || c == '[')) { // "[1] A footnote" is not JSON
+        size_t row = c == '[' ? sft__skip_blank(f.s, f.n, first + 1) : first, end = sft__value_end(f.s, f.n, row);
+        json_t *json = end > row && f.s[row] == '{' ? json_loadb(f.s + row, end - row, 0, NULL) : NULL;
+        if (!json) c = 0;
+        json_decref(json);
+    }
+    if (c == '[') {
+        f.form = SFT__ARRAY, f.at = first + 1;
+    } else if (c == '{') { // a line each, if the first object ends on its line or another begins on the next
+        size_t end = sft__value_end(f.s, f.n, first), line = sft__line_end(f.s, f.n, first), next = sft__skip_blank(f.s, f.n, line);
+        f.form = (end && end <= line) || (line + 1 < f.n && f.s[line + 1] == '{') || next == f.n ? SFT__LINES : SFT__OBJECTS;
+    } else if (txt || first == f.n) {
+        f.form = SFT__TEXT;
+    } else {
+        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; it begins with \"%.*s\"", path,
+                (int)SFT_MIN(f.n - first, 20), f.s + first);
+    }
+    return f;
+}
+
+static bool sft__bad_border(SftRows *f, SftRow *row, const char *what) { // the rows after this place cannot be told apart
+    row->error = strdup(what);
+    row->s = f->s + SFT_MIN(f->at, f->n), row->n = 0, f->at = f->n, f->done = true;
+    return true;
+}
+
+// The next row, or false at the end of the file.
+static bool sft__next_row(SftRows *f, SftRow *row) {
+    *row = (SftRow){0};
+    if (f->done) return false;
+    if (f->form == SFT__LINES || f->form == SFT__TEXT) {
+        while (f->at < f->n) {
+            size_t begin = f->at, end = sft__line_end(f->s, f->n, begin);
+            f->at = end + 1;
+            if (sft__skip_blank(f->s, end, begin) == end) continue;
+            row->s = f->s + begin, row->n = end - begin - (f->s[end - 1] == '\r');
+            return true;
+        }
+        return false;
+    }
+    f->at = sft__skip_blank(f->s, f->n, f->at);
+    if (f->form == SFT__ARRAY) {
+        bool comma = f->at < f->n && f->s[f->at] == ',' && f->begun;
+        if (comma) f->at = sft__skip_blank(f->s, f->n, f->at + 1);
+        if (f->at == f->n) return sft__bad_border(f, row, "the file ends inside the JSON array; expected ]");
+        if (f->s[f->at] == ']') {
+            if (comma) return sft__bad_border(f, row, "expected a row after the comma, got ]");
+            f->at = sft__skip_blank(f->s, f->n, f->at + 1), f->done = true;
+            return f->at < f->n && sft__bad_border(f, row, "expected the end of the file after the JSON array");
+        }
+        if (f->begun && !comma) return sft__bad_border(f, row, "expected , or ] after the row before");
+    }
+    if (f->at == f->n) return false;
+    size_t end = sft__value_end(f->s, f->n, f->at);
+    if (end <= f->at) return sft__bad_border(f, row, end ? "expected a row" : "the row that begins here does not end: a bracket or quote is missing");
+    row->s = f->s + f->at, row->n = end - f->at, f->at = end, f->begun = true;
+    return true;
+}
+
+// From a row to messages. Columns can be renamed ("columns": {"query": "user"}): the names that are looked for.
+enum { SFT__INSTRUCTION, SFT__INPUT, SFT__OUTPUT, SFT__SYSTEM, SFT__HISTORY, SFT__PROMPT, SFT__COMPLETION, SFT__WORDS, SFT__MESSAGES, SFT__TURNS,
+       SFT__CONVERSATIONS, SFT__CHOSEN, SFT__COLUMNS };
+static const char *const sft__columns[] = {"instruction", "input", "output", "system", "history", "prompt", "completion", "text", "messages", "conversation",
+                                           "conversations", "chosen", /* two names more that "columns" knows: */ "user", "assistant"};
+typedef struct {
+    const SftConfig *config;
+    const SftTokenizer *t;
+    const SftTemplate *tpl;
+    const char *name[SFT__COLUMNS]; // of the columns, as the files call them
+    SftMessage *message; // of one row
+    char **own;          // strings that were made for it
+    int messages, cap, owned;
+    char *error;
+} SftReader;
+
+static void sft__rename_columns(SftReader *r, json_t *map) {
+    const char *column;
+    json_t *means;
+    for (int i = 0; i < SFT__COLUMNS; i++) r->name[i] = sft__columns[i];
+    json_object_foreach(map, column, means) {
+        int i = 0, n = SFT_COUNT(sft__columns);
+        while (i < n && (!json_is_string(means) || strcmp(sft__columns[i], json_string_value(means)))) i++;
+        if (i == n)
+            sft_die(SFT_BAD_INPUT, "columns: \"%s\" must be one of user, assistant, system, input, history, prompt, completion, text, messages, conversation, "
+                    "conversations; got %s", column, json_is_string(means) ? json_string_value(means) : "something that is not a string");
+        r->name[i < SFT__COLUMNS ? i : i == SFT__COLUMNS ? SFT__INSTRUCTION : SFT__OUTPUT] = column;
+    }
+}
+
+static void sft__fail(SftReader *r, const char *format, ...) SFT_PRINTF(2, 3);
+static void sft__fail(SftReader *r, const char *format, ...) { // the first thing that is wrong with the row
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (!r->error) r->error = strdup(line);
+}
+
+static void sft__say(SftReader *r, const char *role, const char *text, double weight) {
+    if (r->messages == r->cap) r->message = (SftMessage *)sft_realloc(r->message, (size_t)(r->cap = r->cap * 2 + 8) * sizeof *r->message);
+    r->message[r->messages++] = (SftMessage){role, text, strlen(text), weight};
+}
+
+static char *sft__own(SftReader *r, char *text) { // freed with the row
+    r->own = (char **)sft_realloc(r->own, (size_t)(r->owned + 1) * sizeof *r->own);
+    return r->own[r->owned++] = text;
+}
+
+// The text of a value: a string, null or absent (fallback, NULL: an error), or a list of {"type": "text", "text" | "value"}.
+static const char *sft__text(SftReader *r, json_t *value, const char *what, const char *fallback) {
+    if (json_is_string(value)) return json_string_value(value);
+    if ((!value || json_is_null(value)) && fallback) return fallback;
+    if (!json_is_array(value)) {
+        sft__fail(r, "expected \"%s\" to be a string%s", what, value ? "" : ", it is missing");
+        return "";
+    }
+    char *all = sft__own(r, strdup(""));
+    size_t i;
+    json_t *part;
+    json_array_foreach(value, i, part) {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        json_t *text = json_is_string(part) ? part : json_object_get(part, json_object_get(part, "text") ? "text" : "value");
+        if (type && strcmp(type, "text")) sft__fail(r, "expected parts of type text in \"%s\", got %s", what, type);
+        if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": \"...\"} in \"%s\"", what);
+        if (r->error) return "";
+        char *longer = sft_format("%s%s", all, json_string_value(text));
+        free(all), r->own[r->owned - 1] = all = longer;
+    }
+    return all;
+}
+
+// "loss": true | false | "True" | "False", or "loss_weight" | "weight": a number. Absent or null: trained.
+static double sft__weight(SftReader *r, json_t *message, const char *flag) {
+    json_t *loss = json_object_get(message, flag), *weight = json_object_get(message, "loss_weight");
+    if (!weight) weight = json_object_get(message, "weight");
+    const char *word = json_string_value(loss);
+    if (json_is_boolean(loss)) return json_is_true(loss);
+    if (word && !strcasecmp(word, "true")) return 1;
+    if (word && !strcasecmp(word, "false")) return 0;
+    if (loss && !json_is_null(loss)) sft__fail(r, "expected \"%s\" to be true or false", flag);
+    if (json_is_number(weight)) return json_number_value(weight);
+    if (weight && !json_is_null(weight)) sft__fail(r, "expected \"loss_weight\" to be a number");
+    return 1;
+}
+
+// A message, as {"role", "content"} or {"from", "value"}.
+static void sft__read_message(SftReader *r, json_t *m) {
+    static const char *names[][2] = {{"human", "user"}, {"gpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"developer", "system"},
+                                     {"observation", "tool"}, {"function", "tool"}, {"ipython", "tool"}, {"function_response", "tool"}};
+    static const char *known[] = {"system", "user", "assistant", "tool", "function_call"};
+    const char *role = json_string_value(json_object_get(m, json_object_get(m, "role") ? "role" : "from"));
+    if (!json_is_object(m) || !role) {
+        sft__fail(r, "expected messages {\"role\", \"content\"} or {\"from\", \"value\"}");
+        return;
+    }
+    if (json_array_size(json_object_get(m, "tool_calls"))) sft__fail(r, "\"tool_calls\" is not read: write the call as a message of role function_call");
+    for (int i = 0; i < SFT_COUNT(names); i++)
+        if (!strcmp(role, names[i][0])) role = names[i][1];
+    bool found = false;
+    for (int i = 0; i < SFT_COUNT(known); i++) found = found || !strcmp(role, known[i]);
+    if (!found) sft__fail(r, "unknown role \"%s\"; expected system, user, assistant, tool or function_call", role);
+    const char *key = json_object_get(m, "content") || !json_object_get(m, "value") ? "content" : "value";
+    const char *text = sft__text(r, json_object_get(m, key), key, NULL);
+    double weight = sft__weight(r, m, "loss");
+    sft__say(r, role, text, !strcmp(role, "assistant") || !strcmp(role, "function_call") ? weight : 0);
+}
+
+static void sft__read_messages(SftReader *r, json_t *list, const char *what) {
+    size_t i;
+    json_t *m;
+    if (!json_is_array(list)) sft__fail(r, "expected \"%s\" to be a list of messages", what);
+    json_array_foreach(list, i, m) sft__read_message(r, m);
+}
+
+// A system column stands in front, unless the messages bring their own.
+static void sft__read_system(SftReader *r, json_t *row) {
+    const char *text = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], "");
+    if (!*text || (r->messages && !strcmp(r->message[0].role, "system"))) return;
+    sft__say(r, "system", text, 0);
+    SftMessage m = r->message[r->messages - 1];
+    memmove(r->message + 1, r->message, (size_t)(r->messages - 1) * sizeof m);
+    r->message[0] = m;
+}
+
+static bool sft__read_alpaca(SftReader *r, json_t *row) {
+    json_t *history = json_object_get(row, r->name[SFT__HISTORY]), *pair;
+    size_t i;
+    json_array_foreach(history, i, pair) {
+        if (json_array_size(pair) != 2) sft__fail(r, "expected \"%s\" to be a list of [question, answer]", r->name[SFT__HISTORY]);
+        sft__say(r, "user", sft__text(r, json_array_get(pair, 0), r->name[SFT__HISTORY], NULL), 0);
+        sft__say(r, "assistant", sft__text(r, json_array_get(pair, 1), r->name[SFT__HISTORY], NULL), 1);
+    }
+    const char *instruction = sft__text(r, json_object_get(row, r->name[SFT__INSTRUCTION]), r->name[SFT__INSTRUCTION], "");
+    const char *input = sft__text(r, json_object_get(row, r->name[SFT__INPUT]), r->name[SFT__INPUT], "");
+    const char *output = sft__text(r, json_object_get(row, r->name[SFT__OUTPUT]), r->name[SFT__OUTPUT], NULL);
+    sft__say(r, "user", *input ? *instruction ? sft__own(r, sft_format("%s\n%s", instruction, input)) : input : instruction, 0);
+    sft__say(r, "assistant", output, 1);
+    return *output && strcmp(output, "<nooutput>");
+}
+
+static bool sft__read_pair(SftReader *r, json_t *row) { // prompt and completion, each a text or a list of messages
+    json_t *prompt = json_object_get(row, r->name[SFT__PROMPT]), *completion = json_object_get(row, r->name[SFT__COMPLETION]);
+    if (json_is_array(prompt)) sft__read_messages(r, prompt, r->name[SFT__PROMPT]);
+    else sft__say(r, "user", sft__text(r, prompt, r->name[SFT__PROMPT], NULL), 0);
+    for (int i = 0; i < r->messages; i++) r->message[i].weight = 0;
+    if (json_is_array(completion)) sft__read_messages(r, completion, r->name[SFT__COMPLETION]);
+    else sft__say(r, "assistant", sft__text(r, completion, r->name[SFT__COMPLETION], NULL), 1);
+    return r->messages && r->message[r->messages - 1].bytes;
+}
+
+static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversation: {"system", "input", "output"} a turn
+    json_t *turns = json_object_get(row, r->name[SFT__TURNS]), *turn;
+    size_t i;
+    if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
+    json_array_foreach(turns, i, turn) {
+        if (!json_is_object(turn)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
+        const char *system = sft__text(r, json_object_get(turn, "system"), "system", "");
+        if (*system) sft__say(r, "system", system, 0);
+        sft__say(r, "user", sft__text(r, json_object_get(turn, "input"), "input", ""), 0);
+        sft__say(r, "assistant", sft__text(r, json_object_get(turn, "output"), "output", NULL), sft__weight(r, turn, "output_with_loss"));
+    }
+    return r->messages > 0;
+}
+
+static bool sft__read_list(SftReader *r, json_t *row) {
+    const char *column = r->name[json_object_get(row, r->name[SFT__MESSAGES]) ? SFT__MESSAGES : SFT__CONVERSATIONS];
+    sft__read_messages(r, json_object_get(row, column), column);
+    json_t *chosen = json_object_get(row, r->name[SFT__CHOSEN]); // preference data: its better answer
+    if (json_is_array(chosen)) sft__read_messages(r, chosen, r->name[SFT__CHOSEN]);
+    else if (chosen) sft__read_message(r, chosen);
+    return r->messages > 0;
+}
+
+/* The formats: name, columns that a row must have, columns that it may have, reader. "auto" takes the first that fits.
+   A reader returns false for a row without text to learn from. */
+#define SFT__C(column) (1 << SFT__##column)
+static const struct { const char *name; int needs, knows; bool (*read)(SftReader *, json_t *); } sft__formats[] = {
+    {"messages", SFT__C(MESSAGES), SFT__C(CHOSEN), sft__read_list},
+    {"sharegpt", SFT__C(CONVERSATIONS), SFT__C(SYSTEM) | SFT__C(CHOSEN), sft__read_list},
+    {"conversation", SFT__C(TURNS), SFT__C(SYSTEM), sft__read_turns},
+    {"prompt_completion", SFT__C(PROMPT) | SFT__C(COMPLETION), SFT__C(SYSTEM), sft__read_pair},
+    {"alpaca", SFT__C(INSTRUCTION) | SFT__C(OUTPUT), SFT__C(INPUT) | SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca},
+    {"alpaca", SFT__C(INPUT) | SFT__C(OUTPUT), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca}, // XTuner's plain input and output
+    {"text", SFT__C(WORDS), 0, NULL},
+};
+
+static void sft__document(SftReader *r, SftRow *row, const char *text, size_t n) { // BOS as the tokenizer says, text, eos
+    SftIds ids = {0};
+    int32_t bos = sft_adds_bos(r->t) ? sft_bos(r->t) : -1, eos = sft_eos(r->t);
+    if (bos >= 0) sft_encode(r->t, &ids, sft_token_text(r->t, bos), strlen(sft_token_text(r->t, bos)), false);
+    sft_encode(r->t, &ids, text, n, false);
+    ids.ids = (int32_t *)sft_realloc(ids.ids, (size_t)(ids.n + 1) * sizeof(int32_t));
+    if (eos >= 0 && (!ids.n || ids.ids[ids.n - 1] != eos)) ids.ids[ids.n++] = eos;
+    row->tokens.ids = ids.ids, row->tokens.n = row->tokens.cap = ids.n;
+    row->tokens.trained = (uint8_t *)memset(sft_alloc((size_t)ids.n), 1, (size_t)ids.n);
+    row->kind = n ? SFT__DOCUMENT : SFT__EMPTY;
+}
+
+static void sft__conversation(SftReader *r, SftRow *row) {
+    bool later = false; // an answer that comes after this one
+    for (int i = r->messages - 1; i >= 0; i--) {
+        SftMessage *m = &r->message[i];
+        bool answer = !strcmp(m->role, "assistant") || !strcmp(m->role, "function_call");
+        if (answer && later && r->config->mask_history) m->weight = 0;
+        if (!answer && r->config->train_on_prompt) m->weight = 1;
+        later = later || answer;
+    }
+    r->error = sft_render(r->tpl, &row->tokens, r->message, r->messages, false);
+}
+
+static char *sft__keys(json_t *row) { // "a, b, c"
+    char *all = strdup("");
+    const char *key;
+    json_t *value;
+    json_object_foreach(row, key, value) {
+        char *longer = sft_format("%s%s%s", all, *all ? ", " : "", key);
+        free(all), all = longer;
+    }
+    return all;
+}
+
+static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first) {
+    int have = 0, f = 0, n = SFT_COUNT(sft__formats);
+    const char *key, *asked = r->config->dataset_format;
+    json_t *value;
+    for (int i = 0; i < SFT__COLUMNS; i++) have |= json_object_get(json, r->name[i]) ? 1 << i : 0;
+    while (f < n && ((strcmp(asked, "auto") && strcmp(asked, sft__formats[f].name)) || (have & sft__formats[f].needs) != sft__formats[f].needs)) f++;
+    if (f == n) {
+        char *keys = sft__keys(json);
+        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | instruction, output | text; \"columns\" renames); "
+                  "got %s", strcmp(asked, "auto") ? asked : "a known format", keys);
+        free(keys);
+        return;
+    }
+    json_object_foreach(json, key, value) {
+        int i = 0;
+        while (i < SFT__COLUMNS && (!((sft__formats[f].needs | sft__formats[f].knows) >> i & 1) || strcmp(r->name[i], key))) i++;
+        if (i < SFT__COLUMNS || !first) continue;
+        char *longer = sft_format("%s%s\n", row->unknown ? row->unknown : "", key);
+        free(row->unknown), row->unknown = longer;
+    }
+    if (!sft__formats[f].read) {
+        const char *text = sft__text(r, json_object_get(json, r->name[SFT__WORDS]), r->name[SFT__WORDS], "");
+        sft__document(r, row, text, strlen(text));
+        return;
+    }
+    bool full = sft__formats[f].read(r, json);
+    if (have & sft__formats[f].knows & SFT__C(SYSTEM)) sft__read_system(r, json);
+    if (!r->error && full) sft__conversation(r, row);
+    row->kind = full ? SFT__SAMPLE : SFT__EMPTY;
+}
+
+// Any thread: row->s -> row->tokens, or row->error.
+static void sft__read_row(SftReader *r, SftRow *row, const SftRows *f, bool first) {
+    if (row->error) return;
+    if (f->form == SFT__TEXT) {
+        sft__document(r, row, row->s, row->n);
+        return;
+    }
+    json_error_t error;
+    json_t *json = json_loadb(row->s, row->n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    r->messages = r->owned = 0, r->error = NULL;
+    if (!json) {
+        size_t at = SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n);
+        row->error = strdup(error.text), row->s += at, row->n -= at; // the place that the error names
+    } else if (!json_is_object(json)) {
+        row->error = strdup("expected a row {...}");
+    } else {
+        sft__read_object(r, row, json, first);
+        row->error = r->error;
+    }
+    for (int i = 0; i < r->owned; i++) free(r->own[i]);
+    json_decref(json);
+}
+
+static void sft__add_sample(SftDataset *d, SftSample s, int copies) {
+    for (int c = 0; c < copies; c++) {
+        if ((d->samples & (d->samples - 1)) == 0) d->sample = (SftSample *)sft_realloc(d->sample, (size_t)SFT_MAX(64, d->samples * 2) * sizeof s);
+        d->sample[d->samples++] = s;
+    }
+}
+
+static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // the first token of a document is no target
+    SftSample s = {begin, n, 0};
+    for (int64_t i = 1; i < n; i++) s.trained += t->trained[begin + i];
+    return s;
+}
+
+// In the file's order: what the row has become joins the dataset, or is counted as dropped.
+static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *f, SftRow *row) {
+    int64_t n = row->tokens.n, longest = config->max_length;
+    d->report.rows++;
+    for (char *name = row->unknown, *end; name && (end = strchr(name, '\n')) != NULL; name = end + 1)
+        sft_note("%s: column \"%.*s\" is not used", f->path, (int)(end - name), name);
+    bool long_ = !row->error && row->kind == SFT__SAMPLE && n > longest;
+    if ((row->error && strcmp(config->on_bad_row, "skip")) || (long_ && !strcmp(config->truncation_mode, "error"))) {
+        char *place = sft__row_place(f, (size_t)(row->s - f->s));
+        if (long_) sft_die(SFT_BAD_INPUT, "%s: this conversation has %" PRId64 " tokens, max_length is %" PRId64 " (truncation_mode error)", place, n, longest);
+        sft_die(SFT_BAD_INPUT, "%s: %s (on_bad_row \"skip\" leaves such rows out)", place, row->error);
+    }
+    if (long_ && !strcmp(config->truncation_mode, "drop")) {
+        d->report.dropped_too_long++;
+    } else if (row->error) {
+        d->report.bad++;
+    } else if (row->kind == SFT__EMPTY) {
+        d->report.dropped_empty++;
+    } else {
+        SftTokens *all = &d->tokens;
+        int64_t begin = all->n, piece = SFT_MIN(n, longest), keep = long_ ? longest : n;
+        if (begin + keep > all->cap) {
+            all->cap = (begin + keep) * 3 / 2 + 4096;
+            all->ids = (int32_t *)sft_realloc(all->ids, (size_t)all->cap * sizeof(int32_t));
+            all->trained = (uint8_t *)sft_realloc(all->trained, (size_t)all->cap);
+        }
+        memcpy(all->ids + begin, row->tokens.ids, (size_t)keep * sizeof(int32_t));
+        memcpy(all->trained + begin, row->tokens.trained, (size_t)keep);
+        all->n += keep;
+        d->report.truncated += long_, d->report.cut += keep > piece;
+        bool some = sft__range(all, begin, keep).trained > 0;
+        if (!some) d->report.dropped_no_answer++, all->n = begin;
+        for (int64_t at = 0; at < keep && some; at += piece) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(piece, keep - at)), row->copies);
+    }
+    free(row->error), free(row->unknown), free(row->tokens.ids), free(row->tokens.trained);
+}
+
+// Rows are gathered in the file's order, read by all threads, and added in the file's order.
+static void sft__read_file(SftDataset *d, const SftReader *reader, const char *path, double weight, int which) {
+    const SftConfig *config = reader->config;
+    enum { ROWS = 8192, BYTES = 8 << 20 };
+    SftRows f = sft__rows_open(path, !strcmp(config->dataset_format, "text"));
+    SftRow *rows = SFT_NEW(SftRow, ROWS), row;
+    double share = weight - floor(weight);
+    int64_t left = 0, wanted, index = 0; // of the rows that are left, so many are taken once more
+    for (SftRows count = f; share > 0 && sft__next_row(&count, &row);) left++, free(row.error);
+    wanted = llround(share * (double)left);
+    for (bool more = true, first = true; more; first = false) {
+        int64_t n = 0;
+        for (size_t bytes = 0; n < ROWS && bytes < BYTES;) {
+            if ((config->max_samples && d->report.rows + n >= config->max_samples) || !(more = sft__next_row(&f, &row))) {
+                more = false;
+                break;
+            }
+            row.copies = (int)weight;
+            if (left > 0) { // selection sampling (Knuth 3.4.2, algorithm S): exactly `wanted` rows, each equally likely
+                double u = sft_uniform(sft_random((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, (uint64_t)index++));
+                if (u * (double)left-- < (double)wanted) row.copies++, wanted--;
+            }
+            if (row.copies || row.error) rows[n++] = row, bytes += row.n;
+        }
+#pragma omp parallel
+        {
+            SftReader mine = *reader;
+#pragma omp for schedule(dynamic, 16)
+            for (int64_t i = 0; i < n; i++) sft__read_row(&mine, &rows[i], &f, first);
+            free(mine.message), free(mine.own);
+        }
+        for (int64_t i = 0; i < n; i++) sft__add_row(d, config, &f, &rows[i]);
+        sft_progress("reading data", (double)SFT_MIN(f.at, f.n), (double)f.n + 1);
+    }
+    sft_progress("reading data", 1, 1);
+    free(rows);
+    sft_unmap(f.s, f.n);
+}
+
+static int sft__by_path(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, double weight, int *which) {
+    if (!sft_is_folder(path)) {
+        sft__read_file(d, r, path, weight, (*which)++);
+        return;
+    }
+    DIR *folder = opendir(path);
+    if (!folder) sft_die(SFT_BAD_INPUT, "cannot open the folder %s: %s", path, strerror(errno));
+    char **names = NULL, full[4096];
+    int n = 0;
+    for (struct dirent *e; (e = readdir(folder)) != NULL;) {
+        if (!sft__ends_with(e->d_name, ".json") && !sft__ends_with(e->d_name, ".jsonl") && !sft__ends_with(e->d_name, ".txt")) continue;
+        names = (char **)sft_realloc(names, (size_t)(n + 1) * sizeof *names);
+        names[n++] = strdup(e->d_name);
+    }
+    closedir(folder);
+    if (!n) sft_die(SFT_BAD_INPUT, "the folder %s holds no .json, .jsonl or .txt file", path);
+    qsort(names, (size_t)n, sizeof *names, sft__by_path);
+    for (int i = 0; i < n; i++) sft__read_file(d, r, sft_path(full, path, names[i]), weight, (*which)++), free(names[i]);
+    free(names);
+}
+
+static void sft__count(SftDataset *d) { // samples, packs and tokens of the report, as they stand
+    SftDataReport *r = &d->report;
+    const SftSample *s = d->packs ? d->document : d->sample;
+    r->samples = d->samples, r->packs = d->packs, r->tokens = r->trained_tokens = 0;
+    for (int64_t i = 0; i < (d->packs ? d->documents : d->samples); i++) r->tokens += s[i].n, r->trained_tokens += s[i].trained;
+}
+
+SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, json_t *files) {
+    SftDataset d = {.documents_see_each_other = config->packing && !config->use_varlen_attn, .epochs = config->num_train_epochs,
+                    .max_steps = config->max_steps, .rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps};
+    SftReader reader = {.config = config, .t = t, .tpl = tpl};
+    sft__rename_columns(&reader, config->columns);
+    int which = 0;
+    for (size_t i = 0; i < (json_is_array(files) ? json_array_size(files) : 1); i++) {
+        json_t *file = json_is_array(files) ? json_array_get(files, i) : files, *weight = json_object_get(file, "weight");
+        const char *path = json_string_value(json_is_object(file) ? json_object_get(file, "path") : file);
+        double w = weight ? json_number_value(weight) : 1;
+        if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {\"path\", \"weight\"} or a list of them");
+        if ((weight && !json_is_number(weight)) || !(w > 0 && w <= 1000)) sft_die(SFT_BAD_INPUT, "the weight of %s must be a number above 0, at most 1000", path);
+        sft__read_path(&d, &reader, path, w, &which);
+    }
+    SftDataReport *p = &d.report;
+    if (!d.samples)
+        sft_die(SFT_BAD_INPUT, "no row has a trained token left: %" PRId64 " rows read, %" PRId64 " without text, %" PRId64 " with no trained token in their first "
+                "%" PRId64 " (max_length), %" PRId64 " too long, %" PRId64 " malformed", p->rows, p->dropped_empty, p->dropped_no_answer, config->max_length,
+                p->dropped_too_long, p->bad);
+    sft__count(&d);
+    return d;
+}
+
+// Split: the samples with the smallest random keys go; copies of one row have one key and stay together.
+typedef struct { uint64_t key; int64_t index; } SftKey;
+static int sft__by_key(const void *a, const void *b) {
+    const SftKey *x = (const SftKey *)a, *y = (const SftKey *)b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->index > y->index) - (x->index < y->index);
+}
+
+void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed) {
+    int64_t n = train->samples, want = share < 1 ? SFT_MAX(1, llround(share * (double)n)) : (int64_t)share, k = 0, kept = 0;
+    *validation = (SftDataset){.rows_per_step = train->rows_per_step, .epochs = train->epochs, .max_steps = train->max_steps};
+    if (share <= 0) return;
+    SftKey *keys = SFT_NEW(SftKey, n);
+    bool *moves = SFT_NEW(bool, n);
+    for (int64_t i = 0; i < n; i++) keys[i] = (SftKey){sft_random(seed, 0, SFT_SITE_SPLIT, (uint64_t)train->sample[i].begin), i};
+    qsort(keys, (size_t)n, sizeof *keys, sft__by_key);
+    for (; k < n && (k < want || keys[k].key == keys[k - 1].key); k++) moves[keys[k].index] = true;
+    if (k >= n) sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", want, n);
+    SftTokens *to = &validation->tokens;
+    for (int64_t i = 0; i < n; i++) {
+        SftSample s = train->sample[i];
+        if (!moves[i]) {
+            train->sample[kept++] = s;
+            continue;
+        }
+        to->cap = SFT_MAX(to->cap, (to->n + s.n) * 3 / 2);
+        to->ids = (int32_t *)sft_realloc(to->ids, (size_t)to->cap * sizeof *to->ids);
+        to->trained = (uint8_t *)sft_realloc(to->trained, (size_t)to->cap);
+        memcpy(to->ids + to->n, train->tokens.ids + s.begin, (size_t)s.n * sizeof *to->ids);
+        memcpy(to->trained + to->n, train->tokens.trained + s.begin, (size_t)s.n);
+        sft__add_sample(validation, (SftSample){to->n, s.n, s.trained}, 1);
+        to->n += s.n;
+    }
+    train->samples = kept;
+    validation->report.rows = validation->samples;
+    sft__count(train), sft__count(validation);
+    free(keys), free(moves);
+}
+
+/* Packing, best fit decreasing: samples from long to short, each into the pack whose free space is the smallest that
+   holds it, the oldest among equals; a new pack when none does. The packs of one free space are a queue; a binary tree
+   over the sizes of free space says which queues are not empty: O(n log max_length), same packs as trl's "bfd". */
+static void sft__pack_bfd(SftDataset *d, int64_t room) {
+    int64_t n = d->samples, leaves = 1, packs = 0;
+    while (leaves <= room) leaves *= 2;
+    uint8_t *tree = SFT_NEW(uint8_t, 2 * leaves);
+    int64_t *head = SFT_NEW(int64_t, room + 1), *tail = SFT_NEW(int64_t, room + 1), *next = SFT_NEW(int64_t, n), *free_ = SFT_NEW(int64_t, n);
+    int64_t *count = SFT_NEW(int64_t, room + 2), *sorted = SFT_NEW(int64_t, n), *in = SFT_NEW(int64_t, n);
+    for (int64_t i = 0; i < n; i++) count[room - d->sample[i].n + 1]++; // counting sort, longest first, stable
+    for (int64_t i = 0; i <= room; i++) count[i + 1] += count[i];
+    for (int64_t i = 0; i < n; i++) sorted[count[room - d->sample[i].n]++] = i;
+    d->pack = SFT_NEW(int64_t, n + 1);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t size = d->sample[sorted[k]].n, at = leaves + size, p;
+        while (at > 1 && !tree[at]) { // the next leaf to the right that is not empty
+            while (at > 1 && at & 1) at /= 2;
+            at = at > 1 ? at + 1 : 0;
+            while (at && tree[at] && at < leaves) at = tree[2 * at] ? 2 * at : 2 * at + 1;
+        }
+        if (at > 1) {
+            int64_t space = at - leaves;
+            p = head[space], head[space] = next[p];
+            if (p == tail[space])
+                for (tree[at] = 0; at > 1 && !tree[at] && !tree[at ^ 1]; at /= 2) tree[at / 2] = 0;
+        } else {
+            p = packs++, free_[p] = room;
+        }
+        free_[p] -= size, in[sorted[k]] = p, d->pack[p + 1]++;
+        int64_t space = free_[p];
+        if (tree[leaves + space]) next[tail[space]] = p;
+        else head[space] = p;
+        tail[space] = p;
+        for (at = leaves + space; at && !tree[at]; at /= 2) tree[at] = 1;
+    }
+    for (int64_t p = 0; p < packs; p++) d->pack[p + 1] += d->pack[p];
+    memcpy(next, d->pack, (size_t)packs * sizeof *next); // where each pack's next sample goes
+    for (int64_t k = 0; k < n; k++) d->order[next[in[sorted[k]]]++] = sorted[k];
+    d->packs = packs;
+    free(tree), free(head), free(tail), free(next), free(free_), free(count), free(sorted), free(in);
+}
+
+// Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second part
+// of a cut sample is a document of its own.
+static void sft__pack_wrapped(SftDataset *d, int64_t room, const int64_t *samples) {
+    int64_t total = 0, filled = 0;
+    for (int64_t i = 0; i < d->samples; i++) total += d->sample[i].n;
+    d->packs = (total + room - 1) / room;
+    d->document = SFT_NEW(SftSample, d->samples + d->packs);
+    d->pack = SFT_NEW(int64_t, d->packs + 1);
+    d->documents = 0;
+    for (int64_t i = 0; i < d->samples; i++) {
+        SftSample s = d->sample[samples[i]];
+        for (int64_t at = 0, n; at < s.n; at += n, filled += n) {
+            n = SFT_MIN(s.n - at, room - filled % room);
+            d->document[d->documents++] = sft__range(&d->tokens, s.begin + at, n);
+            d->pack[filled / room + 1] = d->documents;
+        }
+    }
+}
+
+static void sft__shuffle(int64_t *list, int64_t n, uint64_t seed, uint64_t epoch) { // Fisher and Yates, from the end
+    for (int64_t i = n - 1; i > 0; i--) {
+        int64_t j = (int64_t)((unsigned __int128)sft_random(seed, epoch, SFT_SITE_SHUFFLE, (uint64_t)i) * (uint64_t)(i + 1) >> 64), swap = list[i];
+        list[i] = list[j], list[j] = swap;
+    }
+}
+
+void sft_dataset_pack(SftDataset *d, const SftConfig *config) {
+    int64_t room = SFT_MAX(2, SFT_MIN(config->max_length, d->report.tokens)), n = d->samples;
+    d->document = d->sample, d->documents = n;
+    d->order = SFT_NEW(int64_t, n);
+    for (int64_t i = 0; i < n; i++) d->order[i] = i;
+    if (config->packing && !strcmp(config->packing_strategy, "wrapped")) { // neighbours in a file are alike: mixed first
+        if (config->shuffle) sft__shuffle(d->order, n, (uint64_t)config->seed, UINT64_MAX);
+        sft__pack_wrapped(d, room, d->order);
+        d->order = (int64_t *)sft_realloc(d->order, (size_t)d->documents * sizeof *d->order);
+        for (int64_t i = 0; i < d->documents; i++) d->order[i] = i;
+    } else if (config->packing) {
+        sft__pack_bfd(d, room);
+    } else {
+        d->packs = n, d->pack = SFT_NEW(int64_t, n + 1);
+        for (int64_t i = 0; i <= n; i++) d->pack[i] = i;
+    }
+    d->longest = 0;
+    for (int64_t p = 0; p < d->packs; p++) {
+        int64_t tokens = 0;
+        for (int64_t k = d->pack[p]; k < d->pack[p + 1]; k++) tokens += d->document[d->order[k]].n;
+        d->longest = SFT_MAX(d->longest, tokens);
+    }
+    sft__count(d);
+}
+
+void sft_dataset_free(SftDataset *d) {
+    if (d->document != d->sample) free(d->document);
+    free(d->tokens.ids), free(d->tokens.trained), free(d->sample), free(d->pack), free(d->order);
+    *d = (SftDataset){0};
+}
+
+int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step) { return (d->packs + rows_per_step - 1) / rows_per_step; }
+
+void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle) {
+    for (int64_t i = 0; i < d->packs; i++) out[i] = i;
+    if (shuffle) sft__shuffle(out, d->packs, seed, (uint64_t)epoch);
+}
+
+void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int64_t n) {
+    int64_t need = 0;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = d->pack[packs[i]]; k < d->pack[packs[i] + 1]; k++) need += d->document[d->order[k]].n;
+    if (need > b->cap) {
+        int32_t **rows[] = {&b->ids, &b->target, &b->pos, &b->begin, &b->end};
+        for (int i = 0; i < SFT_COUNT(rows); i++) *rows[i] = (int32_t *)sft_realloc(*rows[i], (size_t)need * sizeof(int32_t));
+        b->cap = need;
+    }
+    b->n = b->documents = b->trained = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t begin = b->n; // of what attention may see: a document, or the whole pack
+        for (int64_t k = d->pack[packs[i]], last = d->pack[packs[i] + 1]; k < last; k++) {
+            SftSample s = d->document[d->order[k]];
+            const int32_t *ids = d->tokens.ids + s.begin;
+            const uint8_t *trained = d->tokens.trained + s.begin;
+            for (int64_t j = 0; j < s.n; j++) {
+                bool target = j + 1 < s.n && trained[j + 1];
+                b->ids[b->n + j] = ids[j];
+                b->target[b->n + j] = target ? ids[j + 1] : -100;
+                b->trained += target;
+            }
+            b->n += s.n;
+            if (d->documents_see_each_other && k + 1 < last) continue;
+            for (int64_t j = begin; j < b->n; j++) b->begin[j] = (int32_t)begin, b->end[j] = (int32_t)b->n, b->pos[j] = (int32_t)(j - begin);
+            begin = b->n, b->documents++;
+        }
+    }
+}
+
+void sft_batch_free(SftBatch *b) {
+    free(b->ids), free(b->target), free(b->pos), free(b->begin), free(b->end);
+    *b = (SftBatch){0};
+}
+
+// Reports
+static void sft__show_sample(FILE *out, const SftDataset *d, const SftTokenizer *t, SftSample s) {
+    bool colour = isatty(fileno(out));
+    const uint8_t *trained = d->tokens.trained + s.begin;
+    for (int64_t i = 0, end; i < s.n; i = end) {
+        for (end = i + 1; end < s.n && trained[end] == trained[i]; end++) {}
+        char *text = sft_decode(t, d->tokens.ids + s.begin + i, end - i, false, NULL);
+        fprintf(out, "%s%s%s", !trained[i] ? "" : colour ? "\033[1;32m" : "⟦", text, !trained[i] ? "" : colour ? "\033[0m" : "⟧");
+        free(text);
+    }
+    fprintf(out, "\n");
+}
+
+void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples) {
+    const SftDataReport *r = &d->report;
+    int64_t per_epoch = sft_steps_per_epoch(d, d->rows_per_step), steps = d->max_steps > 0 ? d->max_steps : (int64_t)ceil((double)per_epoch * d->epochs);
+    fprintf(out, "rows      %" PRId64 " read", r->rows);
+    const struct { int64_t n; const char *why; } dropped[] = {{r->bad, "malformed"}, {r->dropped_empty, "without text"},
+        {r->dropped_no_answer, "without a trained token in max_length"}, {r->dropped_too_long, "longer than max_length"}};
+    for (int i = 0; i < SFT_COUNT(dropped); i++)
+        if (dropped[i].n) fprintf(out, ", %" PRId64 " dropped: %s", dropped[i].n, dropped[i].why);
+    fprintf(out, "\nsamples   %" PRId64, r->samples);
+    if (r->truncated) fprintf(out, ", %" PRId64 " conversations cut short at max_length", r->truncated);
+    if (r->cut) fprintf(out, ", %" PRId64 " documents cut into pieces", r->cut);
+    if (r->packs != r->samples) fprintf(out, ", in %" PRId64 " packs", r->packs);
+    fprintf(out, "; the longest row has %" PRId64 " tokens\n", d->longest);
+    fprintf(out, "tokens    %" PRId64 ", %" PRId64 " of them trained (%.1f %%)\n", r->tokens, r->trained_tokens, 100 * (double)r->trained_tokens / (double)SFT_MAX(r->tokens, 1));
+    fprintf(out, "steps     %" PRId64 " an epoch of %" PRId64 " rows each, %" PRId64 " in all\n", per_epoch, d->rows_per_step, steps);
+    fflush(out);
+    if (steps < 20)
+        sft_note("only %" PRId64 " optimizer steps: the model will hardly change; more data, more num_train_epochs or fewer rows a step make more", steps);
+    for (int64_t i = 0; i < SFT_MIN(samples, d->samples); i++) {
+        fprintf(out, "sample %" PRId64 ", %" PRId64 " tokens, %" PRId64 " trained:\n", i + 1, d->sample[i].n, d->sample[i].trained);
+        sft__show_sample(out, d, t, d->sample[i]);
+    }
+}
+
+void sft_data_dump(const char *path, const SftDataset *d) {
+    FILE *out = fopen(path, "w");
+    if (!out) sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(errno));
+    for (int64_t i = 0; i < d->samples; i++) {
+        const int32_t *ids = d->tokens.ids + d->sample[i].begin;
+        const uint8_t *trained = d->tokens.trained + d->sample[i].begin;
+        for (int labels = 0; labels < 2; labels++) {
+            fputs(labels ? "], \"labels\": [" : "{\"input_ids\": [", out);
+            for (int64_t j = 0; j < d->sample[i].n; j++) fprintf(out, "%s%d", j ? ", " : "", labels && !trained[j] ? -100 : ids[j]);
+        }
+        fputs("]}\n", out);
+    }
+    bool bad = ferror(out);
+    if (fclose(out) || bad) sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(errno));
+}
+
+json_t *sft_data_json(const SftDataset *d, const SftConfig *config) {
+    const SftDataReport *r = &d->report;
+    int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
+    return json_pack("{s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", (json_int_t)r->rows, "samples", (json_int_t)r->samples, "dropped",
+                     "malformed", (json_int_t)r->bad, "empty", (json_int_t)r->dropped_empty, "no_trained_token", (json_int_t)r->dropped_no_answer,
+                     "too_long", (json_int_t)r->dropped_too_long, "truncated", (json_int_t)r->truncated, "cut", (json_int_t)r->cut,
+                     "packs", (json_int_t)r->packs, "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained_tokens,
+                     "steps_per_epoch", (json_int_t)sft_steps_per_epoch(d, rows_per_step));
 }
 
 /* ================================================================================================================
