@@ -260,7 +260,7 @@ enum { SFT__SCRATCHES = 64 };
 struct SftTokenizer {
     char *file; // for messages
     Sft__Words words, raw; // as the file spells them; byte-level with ignore_merges: the bytes they stand for
-    uint8_t *special;      // by id: left out by skip_special
+    uint8_t *special;      // by id: 1: left out by skip_special; 2: decoded as the normalizer spells it
     Sft__Merge *merge;     // open addressing, at most half full
     uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none, and this small table says so
     int filter_shift;
@@ -1028,9 +1028,12 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
     Sft__Tokens a = {.end = SFT_NEW(size_t, n + 1)}, b = {.end = SFT_NEW(size_t, n + 1)};
     for (int64_t i = 0; i < n; i++) {
         int32_t id = ids[i];
-        if (id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE || (skip_special && t->special[id])) continue;
+        if (id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE || (skip_special && t->special[id] & 1)) continue;
         if (t->joins_with_space && a.n) sft__add(&a.text, " ", 1);
-        sft__add(&a.text, t->words.text.p + t->words.at[id], t->words.length[id]);
+        const Sft__Added *spelled = t->normalized.token;
+        while (t->special[id] & 2 && spelled->id != id) spelled++;
+        if (t->special[id] & 2) sft__add(&a.text, spelled->text, spelled->n);
+        else sft__add(&a.text, t->words.text.p + t->words.at[id], t->words.length[id]);
         a.end[a.n++] = a.text.n;
     }
     for (int i = 0; i < t->decoder.n && a.n; i++) {
@@ -1358,6 +1361,7 @@ static void sft__added_sets(SftTokenizer *t, Sft__Added *list, int n, bool spell
                 char *copy = sft_alloc(a->n + 1);
                 memcpy(copy, text, a->n);
                 free(a->text), a->text = copy;
+                if (a->n) t->special[a->id] |= 2;
             }
             if (a->n) set->n++;
             else free(a->text);
