@@ -1,0 +1,571 @@
+/* train.c - the program: one training run as a short list of calls, and the command line around it.
+
+   train_gpt2 [COMMAND] [run.json] [--key value ...]        Every command reads like `train`: config, data, model, work.
+   Numbers in brackets are the sections of sft.h. Read train() first: it is the story of the whole project. */
+#define SFT_IMPLEMENTATION
+#include "sft.h"
+#include <signal.h>
+
+// What a command works on: the model with its tokenizer and chat template, and the context that its ops run in.
+typedef struct {
+    const SftConfig *config;
+    const char *folder; // a Hugging Face folder or a checkpoint: config.json, weights, tokenizer
+    SftTokenizer *tokenizer;
+    SftTemplate *chat;
+    SftArch arch;
+    SftModel model;
+    SftCtx ctx;
+    SftDataset train, validation;
+    SftBatch batch;
+    SftRecord *record;
+} Run;
+
+// A signal asks the loop to end after the step it is in, with a checkpoint; a second one ends the program at once.
+static volatile sig_atomic_t stop_signal = 0;
+static void on_signal(int number) {
+    stop_signal = number;
+    signal(number, SIG_DFL);
+}
+
+/* ---- opening and closing --------------------------------------------------------------------------------------- */
+static Run open_run(const SftConfig *config, const char *folder) {
+    Run r = {.config = config, .folder = folder};
+    if (!folder) sft_die(SFT_BAD_INPUT, "no model: set model_name_or_path in the run file, or name a model folder after the command");
+    if (!sft_is_folder(folder))
+        sft_die(SFT_BAD_INPUT, "model_name_or_path: there is no folder %s (expected a Hugging Face folder with config.json, *.safetensors and tokenizer files)", folder);
+    json_t *tpl = config->template_;
+    r.tokenizer = sft_tokenizer_load(folder);
+    r.chat = sft_template(r.tokenizer, json_string_value(tpl), json_is_object(tpl) ? tpl : NULL);
+    return r;
+}
+
+static void open_data(Run *r, bool training) { // [3]
+    const SftConfig *config = r->config;
+    if (training) {
+        if (!config->train_file) sft_die(SFT_BAD_INPUT, "train_file is not set: name a JSON, JSONL or text file, or a list of them");
+        r->train = sft_dataset(config, r->tokenizer, r->chat, config->train_file);
+        if (config->validation_split > 0 && !config->validation_file)
+            sft_dataset_split(&r->train, &r->validation, config->validation_split, (uint64_t)config->seed);
+        sft_dataset_pack(&r->train, config);
+    }
+    if (config->validation_file) r->validation = sft_dataset(config, r->tokenizer, r->chat, config->validation_file);
+    SftConfig unpacked = *config;
+    unpacked.packing = config->packing && training; // evaluation alone reports row by row
+    if (r->validation.samples) sft_dataset_pack(&r->validation, &unpacked);
+}
+
+// Tokens of the largest micro-batch: the longest packs together.
+static int64_t largest_batch(const Run *r) {
+    return SFT_MAX(sft_largest_batch(&r->train, r->config->per_device_train_batch_size),
+                   sft_largest_batch(&r->validation, r->config->per_device_eval_batch_size));
+}
+
+static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool plan) { // [4] [6]
+    const SftConfig *config = r->config;
+    r->arch = sft_arch(r->folder);
+    int64_t words = sft_vocab_size(r->tokenizer);
+    if (words > r->arch.V && !config->resize_vocab)
+        sft_die(SFT_BAD_INPUT, "%s: the tokenizer has %lld tokens, the embedding %lld rows: set \"resize_vocab\": true to add rows (each the mean of the old ones)",
+                r->folder, (long long)words, (long long)r->arch.V);
+    if (r->arch.learned_positions && trains && config->max_length > r->arch.P)
+        sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only", (long long)config->max_length, (long long)r->arch.P);
+    sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, cache, plan, &sft_cpu);
+    r->ctx = (SftCtx){.ops = &sft_cpu, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
+}
+
+// Weights from wherever they are: a Hugging Face folder, one of our checkpoints, or nowhere (random).
+static void load_weights(Run *r, const char *folder) {
+    char path[4096];
+    if (sft_exists(sft_path(path, folder, "state.json"))) sft_checkpoint_load(&r->model, NULL, folder);
+    else sft_load_weights(&r->model, folder);
+}
+
+static void close_run(Run *r) {
+    sft_batch_free(&r->batch);
+    sft_dataset_free(&r->train);
+    sft_dataset_free(&r->validation);
+    sft_model_close(&r->model);
+    sft_arch_free(&r->arch);
+    sft_template_free(r->chat);
+    sft_tokenizer_free(r->tokenizer);
+}
+
+/* ---- asking the model ------------------------------------------------------------------------------------------- */
+// Prompt (a string, a list of messages, or an object with either) -> token ids that end where the answer begins.
+static SftIds prompt_ids(const Run *r, json_t *prompt, const char *where) {
+    SftIds ids = {0};
+    if (json_is_object(prompt)) prompt = json_object_get(prompt, json_object_get(prompt, "messages") ? "messages" : "prompt");
+    if (json_is_string(prompt) && r->config->raw) {
+        sft_encode(r->tokenizer, &ids, json_string_value(prompt), json_string_length(prompt), true);
+        return ids;
+    }
+    SftMessage list[256];
+    int n = 0;
+    if (r->config->system) list[n++] = (SftMessage){"system", r->config->system, strlen(r->config->system), 0};
+    if (json_is_string(prompt)) list[n++] = (SftMessage){"user", json_string_value(prompt), json_string_length(prompt), 0};
+    size_t i;
+    json_t *m;
+    json_array_foreach(prompt, i, m) {
+        json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+        if (!json_is_string(role) || !json_is_string(content) || n == SFT_COUNT(list))
+            sft_die(SFT_BAD_INPUT, "%s, message %zu: expected {\"role\": string, \"content\": string}, at most 255 of them", where, i + 1);
+        list[n++] = (SftMessage){json_string_value(role), json_string_value(content), json_string_length(content), 0};
+    }
+    if (!json_is_string(prompt) && !json_is_array(prompt)) sft_die(SFT_BAD_INPUT, "%s: a prompt is a string or a list of messages", where);
+    SftTokens tokens = {0};
+    char *wrong = sft_render(r->chat, &tokens, list, n, true);
+    if (wrong) sft_die(SFT_BAD_INPUT, "%s: %s", where, wrong);
+    free(tokens.trained);
+    return (SftIds){tokens.ids, tokens.n, tokens.cap};
+}
+
+// The ids that end an answer: the template's and the model's own.
+static int stop_ids(const Run *r, int32_t out[32]) {
+    const int32_t *ids;
+    int n = 0, from_template = sft_template_stops(r->chat, &ids);
+    for (int i = 0; i < from_template && n < 16; i++) out[n++] = ids[i];
+    for (int i = 0; i < r->arch.neos && n < 32; i++) out[n++] = r->arch.eos[i];
+    return n;
+}
+
+static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, void (*on_token)(void *, int32_t), void *arg) { // [10]
+    const SftConfig *config = r->config;
+    SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty, (uint64_t)config->seed};
+    int32_t stops[32];
+    SftIds out = {0};
+    sft_generate(&r->ctx, &r->model, &out, prompt, n, stops, stop_ids(r, stops), how, on_token, arg);
+    return out;
+}
+
+static json_t *ids_json(const int32_t *ids, int64_t n) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+// One prompt answered: {"prompt_ids", "output_ids", "text"}.
+static json_t *answer_json(Run *r, json_t *prompt, const char *where) {
+    SftIds ids = prompt_ids(r, prompt, where);
+    SftIds out = answer(r, ids.ids, ids.n, r->config->max_new_tokens, NULL, NULL);
+    size_t bytes;
+    char *text = sft_decode(r->tokenizer, out.ids, out.n, true, &bytes);
+    json_t *result = json_pack("{s:o, s:o, s:o}", "prompt_ids", ids_json(ids.ids, ids.n), "output_ids", ids_json(out.ids, out.n),
+                               "text", json_stringn(text, bytes));
+    free(text), free(out.ids), free(ids.ids);
+    return result;
+}
+
+static void answer_inputs(Run *r, int64_t step) { // evaluation_inputs, to the screen and the log
+    size_t i;
+    json_t *prompt;
+    json_array_foreach(r->config->evaluation_inputs, i, prompt) {
+        json_t *result = answer_json(r, prompt, "evaluation_inputs");
+        sft_record_sample(r->record, step, prompt, json_string_value(json_object_get(result, "text")));
+        json_decref(result);
+    }
+}
+
+/* ---- evaluation: loss by token, and exact match ------------------------------------------------------------------ */
+typedef struct { double loss, exact; int64_t tokens; } Score; // loss: mean over tokens; exact: share of rows, NAN if not asked
+
+// Adds a row of {"loss", "tokens"[, "input_ids", "labels", "logprobs"]} for every document of the batch. `targets` are the
+// trained ones; with per_token, logprobs holds those of all tokens.
+static void add_rows(const Run *r, json_t *rows, const SftBatch *b, const int32_t *targets, const float *logprobs) {
+    for (int64_t first = 0; first < b->n; first = b->end[first]) {
+        double sum = 0;
+        int64_t n = 0;
+        json_t *row = json_object(), *ids = json_array(), *labels = json_array(), *each = json_array();
+        for (int64_t i = first; i < b->end[first]; i++) {
+            if (targets[i] >= 0) sum -= logprobs[i], n++;
+            json_array_append_new(ids, json_integer(b->ids[i]));
+            json_array_append_new(labels, json_integer(i > first && targets[i - 1] >= 0 ? b->ids[i] : -100));
+            json_array_append_new(each, i > first ? json_real(logprobs[i - 1]) : json_null());
+        }
+        json_object_set_new(row, "loss", n ? json_real(sum / (double)n) : json_null());
+        json_object_set_new(row, "tokens", json_integer(n));
+        if (r->config->per_token) json_object_set(row, "input_ids", ids), json_object_set(row, "labels", labels), json_object_set(row, "logprobs", each);
+        json_decref(ids), json_decref(labels), json_decref(each);
+        json_array_append_new(rows, row);
+    }
+}
+
+static Score evaluate(Run *r, json_t *rows) {
+    const SftDataset *d = &r->validation;
+    SftBatch *b = &r->batch;
+    double sum = 0;
+    int64_t tokens = 0, size = r->config->per_device_eval_batch_size;
+    int64_t *packs = SFT_NEW(int64_t, d->packs);
+    float *logprobs = rows ? SFT_NEW(float, r->model.tokens) : NULL;
+    int32_t *targets = rows ? SFT_NEW(int32_t, r->model.tokens) : NULL;
+    sft_epoch_order(packs, d, 0, 0, false);
+    for (int64_t at = 0; at < d->packs; at += size) {
+        sft_batch_fill(b, d, packs + at, SFT_MIN(size, d->packs - at));
+        if (rows) memcpy(targets, b->target, (size_t)b->n * sizeof *targets);
+        tokens += b->trained;
+        if (r->config->per_token && rows) // every token but a document's first is a target then
+            for (int64_t i = 0; i < b->n; i++) b->target[i] = i + 1 < b->end[i] ? b->ids[i + 1] : -100;
+        sft_forward(&r->ctx, &r->model, b);
+        double batch_sum = sft_loss(&r->ctx, &r->model, b, 0, logprobs);
+        if (rows) {
+            batch_sum = 0;
+            for (int64_t i = 0; i < b->n; i++) batch_sum -= targets[i] >= 0 ? (double)logprobs[i] : 0;
+            add_rows(r, rows, b, targets, logprobs);
+        }
+        sum += batch_sum;
+        sft_progress("evaluating", (double)SFT_MIN(at + size, d->packs), (double)d->packs);
+    }
+    free(packs), free(logprobs), free(targets);
+    return (Score){tokens ? sum / (double)tokens : 0, NAN, tokens};
+}
+
+/* The share of samples whose last answer the model gives word for word, greedily, from the tokens before it. An answer of
+   n bytes has at most n tokens, so that a longer one is wrong already. */
+static double exact_match(Run *r) {
+    const SftDataset *d = &r->validation;
+    int64_t right = 0;
+    for (int64_t s = 0; s < d->samples; s++) {
+        const int32_t *ids = d->tokens.ids + d->sample[s].begin;
+        const uint8_t *trained = d->tokens.trained + d->sample[s].begin;
+        int64_t end = d->sample[s].n, first;
+        while (end > 0 && !trained[end - 1]) end--;
+        for (first = end; first > 0 && trained[first - 1];) first--;
+        size_t expected_bytes, got_bytes;
+        char *expected = sft_decode(r->tokenizer, ids + first, end - first, true, &expected_bytes);
+        SftIds out = {0};
+        if (first > 0) out = answer(r, ids, first, (int64_t)expected_bytes + 1, NULL, NULL);
+        char *got = sft_decode(r->tokenizer, out.ids, out.n, true, &got_bytes);
+        right += got_bytes == expected_bytes && !memcmp(got, expected, got_bytes);
+        free(expected), free(got), free(out.ids);
+        sft_progress("answering", (double)(s + 1), (double)d->samples);
+    }
+    return d->samples ? (double)right / (double)d->samples : NAN;
+}
+
+static Score score(Run *r, int64_t step) {
+    Score s = evaluate(r, NULL);
+    if (r->config->eval_exact_match) s.exact = exact_match(r);
+    sft_record_evaluation(r->record, step, s.loss, s.tokens, s.exact);
+    return s;
+}
+
+/* ---- train -------------------------------------------------------------------------------------------------------- */
+/* One optimizer step over `rows` packs: every micro-batch forward and backward, then the update. The gradient is that of
+   the mean loss over all trained tokens of the step, so their number is known before the first backward. */
+static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, int64_t rows) {
+    SftStepLine line = {0};
+    double start = sft_now(), loss = 0;
+    for (int64_t i = 0; i < rows; i++) line.trained_tokens += sft_pack_targets(&r->train, packs[i]);
+    double scale = t->scaler.scale / (double)SFT_MAX(line.trained_tokens, 1);
+    int64_t size = r->config->per_device_train_batch_size;
+    r->ctx.step = (uint64_t)t->step;
+    sft_zero_grad(&r->ctx, &r->model);
+    for (int64_t at = 0; at < rows; at += size) {
+        sft_batch_fill(&r->batch, &r->train, packs + at, SFT_MIN(size, rows - at)); // [3]
+        sft_forward(&r->ctx, &r->model, &r->batch);                                // [6]
+        loss += sft_loss(&r->ctx, &r->model, &r->batch, (float)scale, NULL);       // [6]
+        sft_backward(&r->ctx, &r->model, &r->batch);                               // [6]
+        line.tokens += r->batch.n;
+    }
+    line.update = sft_update(&r->ctx, &r->model, t, r->config, t->scaler.scale); // [8]
+    line.loss = loss / (double)SFT_MAX(line.trained_tokens, 1);
+    line.step = t->step;
+    line.total = t->total;
+    line.loss_scale = t->scaler.scale;
+    line.seconds = sft_now() - start;
+    return line;
+}
+
+static int train(const SftConfig *config) {
+    char *resume = sft_checkpoint_find(config); // [9]
+    Run r = open_run(config, resume ? resume : config->model_name_or_path);
+    open_data(&r, true);                                                 // [3]
+    bool generates = config->evaluation_inputs || (config->eval_exact_match && r.validation.samples);
+    int64_t cache = generates ? config->max_length + config->max_new_tokens : 0;
+    for (int plan = 1; plan >= 0; plan--) {
+        open_model(&r, true, largest_batch(&r), cache, plan); // [4] [6]
+        if (plan) sft_plan_print(stderr, &r.model);
+    }
+    SftTrainer t = sft_trainer(config); // [8]
+    if (resume) sft_checkpoint_load(&r.model, &t, resume);
+    else if (config->init_from) load_weights(&r, config->init_from);
+    else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
+    else load_weights(&r, r.folder);
+    sft_resize_vocab(&r.model, sft_vocab_size(r.tokenizer));
+
+    int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
+    int64_t per_epoch = sft_steps_per_epoch(&r.train, rows_per_step), order_of = -1;
+    int64_t *order = SFT_NEW(int64_t, r.train.packs);
+    t.total = config->max_steps > 0 ? config->max_steps : (int64_t)ceil(config->num_train_epochs * (double)per_epoch);
+    if (t.step >= t.total) sft_note("nothing to do: the checkpoint is at step %lld of %lld", (long long)t.step, (long long)t.total);
+    r.record = sft_record_open(config, resume ? t.step : 0); // [11]
+    sft_data_show(stderr, &r.train, r.tokenizer, 1);
+    Score before = {NAN, NAN, 0}, after = before;
+    if (config->eval_on_start && r.validation.samples && !resume) before = score(&r, t.step);
+    if (!resume) answer_inputs(&r, t.step); // [10]
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+
+    while (t.step < t.total && !stop_signal) {
+        int64_t epoch = t.step / per_epoch, first = t.step % per_epoch * rows_per_step;
+        if (order_of != epoch) sft_epoch_order(order, &r.train, (uint64_t)config->seed, order_of = epoch, config->shuffle);
+        SftStepLine line = optimizer_step(&r, &t, order + first, SFT_MIN(rows_per_step, r.train.packs - first));
+        line.epoch = (double)t.step / (double)per_epoch;
+        sft_record_step(r.record, &line); // [11]
+        bool last = t.step == t.total, new_epoch = t.step % per_epoch == 0;
+        if (config->eval_steps && t.step % config->eval_steps == 0 && !last && r.validation.samples) score(&r, t.step);
+        if (config->evaluation_freq && t.step % config->evaluation_freq == 0 && !last) answer_inputs(&r, t.step);
+        bool wanted = !strcmp(config->save_strategy, "epoch") ? new_epoch
+                      : !strcmp(config->save_strategy, "steps") && config->save_steps && t.step % config->save_steps == 0;
+        if (wanted || last || stop_signal) sft_checkpoint_save(&r.model, &t, config, r.folder); // [9]
+    }
+    if (!stop_signal) {
+        if (r.validation.samples) after = score(&r, t.step);
+        answer_inputs(&r, t.step);
+        sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->output_dir); // [9]
+    }
+    sft_record_summary(r.record, &r.model, before.loss, after.loss);
+    if (config->quickstart && !stop_signal)
+        printf("quickstart: held-out exact match %.1f %% -> %.1f %%, validation loss %.3f -> %.3f\n", 100 * before.exact, 100 * after.exact, before.loss, after.loss);
+    sft_record_close(r.record);
+    free(order), free(resume);
+    close_run(&r);
+    return stop_signal ? 128 + stop_signal : 0;
+}
+
+/* ---- the other commands ------------------------------------------------------------------------------------------- */
+static const char *model_argument(const SftConfig *config) { return config->nargs ? config->args[0] : config->model_name_or_path; }
+
+static void print_json(json_t *result) { // the result of a command, alone on standard output
+    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(result);
+}
+
+static int data(const SftConfig *config) {
+    Run r = open_run(config, config->model_name_or_path);
+    open_data(&r, true);
+    if (config->dump) sft_data_dump(config->dump, &r.train);
+    if (config->json) print_json(sft_data_json(&r.train, config));
+    else sft_data_show(stdout, &r.train, r.tokenizer, 3);
+    close_run(&r);
+    return 0;
+}
+
+static int eval(const SftConfig *config) {
+    Run r = open_run(config, model_argument(config));
+    if (!config->validation_file) sft_die(SFT_BAD_INPUT, "validation_file is not set: name the rows to evaluate");
+    open_data(&r, false);
+    open_model(&r, false, largest_batch(&r), 0, false);
+    load_weights(&r, r.folder);
+    json_t *rows = config->per_row || config->per_token ? json_array() : NULL;
+    Score s = evaluate(&r, rows);
+    json_t *result = json_pack("{s:f, s:I, s:f}", "loss", s.loss, "tokens", (json_int_t)s.tokens, "perplexity", exp(s.loss));
+    if (rows) json_object_set_new(result, "rows", rows);
+    if (config->json) print_json(result);
+    else {
+        size_t i;
+        json_t *row;
+        json_array_foreach(rows, i, row) printf("row %zu: loss %.5f over %lld tokens\n", i + 1, json_real_value(json_object_get(row, "loss")),
+                                                (long long)json_integer_value(json_object_get(row, "tokens")));
+        printf("loss %.5f, perplexity %.3f, %lld tokens\n", s.loss, exp(s.loss), (long long)s.tokens);
+        json_decref(result);
+    }
+    close_run(&r);
+    return 0;
+}
+
+static int estimate(const SftConfig *config) {
+    Run r = open_run(config, config->model_name_or_path);
+    if (config->train_file) open_data(&r, true);
+    int64_t tokens = config->train_file ? largest_batch(&r) : config->per_device_train_batch_size * config->max_length;
+    bool generates = config->evaluation_inputs || (config->eval_exact_match && r.validation.samples);
+    open_model(&r, true, tokens, generates ? config->max_length + config->max_new_tokens : 0, true);
+    if (config->json) print_json(sft_plan_json(&r.model));
+    else sft_plan_print(stdout, &r.model);
+    return 0;
+}
+
+static int export(const SftConfig *config) {
+    if (config->nargs != 2) sft_die(SFT_BAD_INPUT, "export: expected a checkpoint and a folder to write, e.g. export out/checkpoint-500 my_model");
+    Run r = open_run(config, config->args[0]);
+    open_model(&r, false, 1, 0, false);
+    load_weights(&r, r.folder);
+    sft_make_folder(config->args[1]);
+    sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->args[1]);
+    close_run(&r);
+    return 0;
+}
+
+// A model that answers: room for one prompt and its answer.
+static Run open_speaker(const SftConfig *config) {
+    Run r = open_run(config, model_argument(config));
+    SftArch a = sft_arch(r.folder);
+    int64_t room = a.learned_positions ? a.P : SFT_MIN(a.P, 8192);
+    sft_arch_free(&a);
+    open_model(&r, false, SFT_MIN(room, 512), room, false);
+    load_weights(&r, r.folder);
+    return r;
+}
+
+// Prints tokens as they come: text is shown once its UTF-8 is whole.
+typedef struct { const SftTokenizer *tokenizer; SftIds ids; size_t shown; } Stream;
+static void show_token(void *arg, int32_t id) {
+    Stream *s = (Stream *)arg;
+    if (s->ids.n == s->ids.cap) s->ids.ids = (int32_t *)sft_realloc(s->ids.ids, (size_t)(s->ids.cap = 2 * s->ids.cap + 64) * sizeof(int32_t));
+    s->ids.ids[s->ids.n++] = id;
+    size_t bytes;
+    char *text = sft_decode(s->tokenizer, s->ids.ids, s->ids.n, true, &bytes);
+    bool broken = bytes >= 3 && !memcmp(text + bytes - 3, "\xef\xbf\xbd", 3);
+    if (!broken && bytes > s->shown) fwrite(text + s->shown, 1, bytes - s->shown, stdout), s->shown = bytes;
+    fflush(stdout);
+    free(text);
+}
+
+static int generate(const SftConfig *config) {
+    if (!config->file && config->nargs < 2) sft_die(SFT_BAD_INPUT, "generate: expected MODEL \"PROMPT\", or MODEL --file PROMPTS.jsonl");
+    Run r = open_speaker(config);
+    if (config->file) {
+        size_t bytes;
+        char *text = sft_read_file(config->file, &bytes), *next;
+        int line_number = 1;
+        for (char *line = text; line < text + bytes; line = next, line_number++) {
+            char *end = (char *)memchr(line, '\n', (size_t)(text + bytes - line)), where[4200];
+            next = end ? end + 1 : text + bytes;
+            snprintf(where, sizeof where, "%s, line %d", config->file, line_number);
+            json_error_t error;
+            json_t *prompt = json_loadb(line, (size_t)((end ? end : next) - line), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+            if (!prompt && strspn(line, " \t\r") == (size_t)((end ? end : next) - line)) continue; // an empty line
+            if (!prompt) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, error.column, error.text);
+            print_json(answer_json(&r, prompt, where));
+            fflush(stdout);
+            json_decref(prompt);
+        }
+        free(text);
+    } else {
+        json_t *prompt = json_string(config->args[1]);
+        if (!prompt) sft_die(SFT_BAD_INPUT, "the prompt is not valid UTF-8");
+        if (config->json) print_json(answer_json(&r, prompt, "the prompt"));
+        else {
+            SftIds ids = prompt_ids(&r, prompt, "the prompt");
+            Stream stream = {.tokenizer = r.tokenizer};
+            SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
+            putchar('\n');
+            free(ids.ids), free(out.ids), free(stream.ids.ids);
+        }
+        json_decref(prompt);
+    }
+    close_run(&r);
+    return 0;
+}
+
+static int chat(const SftConfig *config) {
+    Run r = open_speaker(config);
+    json_t *messages = json_array();
+    char *line = NULL;
+    size_t cap = 0;
+    fprintf(stderr, "template %s; \"clear\" forgets the conversation, \"exit\" ends it\n", sft_template_name(r.chat));
+    for (;;) {
+        fprintf(stderr, "> ");
+        ssize_t n = getline(&line, &cap, stdin);
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
+        if (n < 0 || !strcmp(line, "exit")) break;
+        if (!strcmp(line, "clear")) json_array_clear(messages);
+        if (n == 0 || !strcmp(line, "clear")) continue;
+        json_t *content = json_stringn(line, (size_t)n);
+        if (!content) { fprintf(stderr, "that line is not valid UTF-8\n"); continue; }
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "user", "content", content));
+        SftIds ids = prompt_ids(&r, messages, "the conversation");
+        Stream stream = {.tokenizer = r.tokenizer};
+        SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
+        putchar('\n');
+        size_t bytes;
+        char *text = sft_decode(r.tokenizer, out.ids, out.n, true, &bytes);
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "assistant", "content", json_stringn(text, bytes)));
+        free(text), free(ids.ids), free(out.ids), free(stream.ids.ids);
+    }
+    free(line);
+    json_decref(messages);
+    close_run(&r);
+    return 0;
+}
+
+// Text in, ids out on one line; --jsonl: a JSON string in, an array out, line by line; --decode: the other way round.
+static void tokenize_text(const SftConfig *config, const SftTokenizer *t, const char *text, size_t bytes) {
+    SftIds ids = {0};
+    sft_encode(t, &ids, text, bytes, config->add_special_tokens);
+    if (config->json || config->jsonl) print_json(ids_json(ids.ids, ids.n));
+    else {
+        for (int64_t i = 0; i < ids.n; i++) printf(i ? " %d" : "%d", ids.ids[i]);
+        putchar('\n');
+    }
+    free(ids.ids);
+}
+
+static void detokenize(const SftConfig *config, const SftTokenizer *t, const char *line, const char *where) {
+    SftIds ids = {0};
+    for (const char *p = line + strspn(line, "[ ,\t\r\n]"); *p; p += strspn(p, "[ ,\t\r\n]")) {
+        char *end;
+        long id = strtol(p, &end, 10);
+        if (end == p || id < 0 || id >= sft_vocab_size(t)) sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", where, (long long)sft_vocab_size(t), p);
+        if (ids.n == ids.cap) ids.ids = (int32_t *)sft_realloc(ids.ids, (size_t)(ids.cap = 2 * ids.cap + 256) * sizeof(int32_t));
+        ids.ids[ids.n++] = (int32_t)id;
+        p = end;
+    }
+    size_t bytes;
+    char *text = sft_decode(t, ids.ids, ids.n, false, &bytes);
+    if (config->json || config->jsonl) print_json(json_stringn(text, bytes));
+    else fwrite(text, 1, bytes, stdout), putchar('\n');
+    free(text), free(ids.ids);
+}
+
+static int tokenize(const SftConfig *config) {
+    if (!model_argument(config)) sft_die(SFT_BAD_INPUT, "tokenize: expected a model folder");
+    SftTokenizer *t = sft_tokenizer_load(model_argument(config));
+    const char *name = config->nargs > 1 ? config->args[1] : "standard input";
+    FILE *in = config->nargs > 1 ? fopen(name, "rb") : stdin;
+    if (!in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", name, strerror(errno));
+    char *text = NULL, where[4200];
+    size_t cap = 0;
+    ssize_t n;
+    bool whole = !config->jsonl && !config->decode;
+    for (long line = 1; (n = getdelim(&text, &cap, whole ? EOF : '\n', in)) >= 0 || (whole && line == 1); line++) {
+        snprintf(where, sizeof where, "%s, line %ld", name, line);
+        if (config->decode) detokenize(config, t, text, where);
+        else if (config->jsonl) {
+            json_error_t error;
+            json_t *s = json_loadb(text, (size_t)n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
+            if (!json_is_string(s)) sft_die(SFT_BAD_INPUT, "%s: expected a JSON string%s%s", where, s ? "" : ": ", s ? "" : error.text);
+            tokenize_text(config, t, json_string_value(s), json_string_length(s));
+            json_decref(s);
+        } else tokenize_text(config, t, n > 0 ? text : "", n > 0 ? (size_t)n : 0);
+        if (whole) break;
+    }
+    free(text);
+    if (in != stdin) fclose(in);
+    sft_tokenizer_free(t);
+    return 0;
+}
+
+static int help(const SftConfig *config) {
+    (void)config;
+    sft_help(stdout);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static const struct { const char *name; int (*run)(const SftConfig *); } commands[] = {
+        {"train", train}, {"data", data}, {"eval", eval}, {"estimate", estimate}, {"generate", generate},
+        {"chat", chat}, {"tokenize", tokenize}, {"export", export}, {"help", help}};
+    SftConfig config = sft_config(argc, argv); // [2]
+#ifndef SFT_NO_OPENMP
+    if (config.threads) omp_set_num_threads((int)config.threads);
+#endif
+    for (int i = 0; i < SFT_COUNT(commands); i++)
+        if (!strcmp(config.command, commands[i].name)) {
+            int status = commands[i].run(&config);
+            sft_config_free(&config);
+            if (fflush(stdout) || ferror(stdout)) sft_die(SFT_BROKEN, "cannot write to standard output");
+            return status;
+        }
+    sft_die(SFT_BAD_INPUT, "there is no command \"%s\"; see %s help", config.command, argv[0]);
+}
