@@ -418,6 +418,7 @@ int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step);
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle); // [packs]
 // Fills batch (growing it as needed) with `n` packs; n may be 0.
 void sft_batch_fill(SftBatch *batch, const SftDataset *d, const int64_t *packs, int64_t n);
+void sft_batch_room(SftBatch *batch, int64_t tokens); // makes room; what was in it is kept
 void sft_batch_free(SftBatch *batch);
 
 /* ================================================================================================================
@@ -514,7 +515,7 @@ typedef struct {
 } SftUnit;
 
 // What a memory plan is made of; one arena each.
-enum { SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_WORK, SFT_MEMS };
+enum { SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_CACHE, SFT_MEM_WORK, SFT_MEMS };
 
 typedef struct SftModel SftModel; // the whole: see [6]
 
@@ -712,7 +713,7 @@ typedef struct { // activations of one block; [N, ...] in the type of the comput
 
 typedef struct { // the keys and values of tokens that came before the batch, for generation
     SftTensor *keys, *values;     // [L] of [room,K,D] each, in the type of the computation
-    int64_t n;                    // rows that are filled
+    int64_t n, room;              // rows that are filled; rows there are
 } SftCache;
 
 struct SftModel {
@@ -735,12 +736,14 @@ struct SftModel {
     SftTensor dq, dk, dv, datt;   // as q, k, v, att
     struct { int mem; size_t bytes; char what[120]; } part[16]; // the plan, part by part
     int parts;
+    SftCache cache;               // for generation
 };
 
 /* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens. With plan true nothing is
-   allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. The
-   workspace depends on the number of OpenMP threads: set it before. */
-void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens, bool plan, const SftOps *ops);
+   allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. A model that
+   speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The workspace depends on the number of OpenMP threads: set it before. */
+void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
+                    int64_t cache, bool plan, const SftOps *ops);
 void sft_model_close(SftModel *m);
 size_t sft_plan_bytes(const SftModel *m); // of all arenas together
 void sft_plan_print(FILE *out, const SftModel *m);
@@ -821,10 +824,12 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
    [10] speak: generation with a KV cache
    ================================================================================================================ */
 typedef struct { int64_t max_new_tokens, top_k; double temperature, top_p, repetition_penalty; uint64_t seed; } SftSampling;
-/* Continues prompt[n] until a stop token or max_new_tokens: appends to `out` (the stop token included). on_token, if
-   set, sees each token as it comes. Memory for the cache is taken and freed inside. */
+/* Continues prompt[n] until a stop token, max_new_tokens or the end of the cache: appends to `out` (the stop token
+   included). on_token, if set, sees each token as it comes. The model was opened with a cache; the activations of an
+   earlier sft_forward are overwritten. Dies when the prompt is empty or does not fit. */
 void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops, int nstops,
                   SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg);
+void sft_ids_add(SftIds *list, int32_t id); // appends
 
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
@@ -4637,8 +4642,8 @@ static void sft__check_batch(const SftModel *m, const SftBatch *b, const SftCach
     if (b->n > m->tokens)
         sft_die(SFT_BROKEN, "a batch of %lld tokens, but memory was planned for %lld", (long long)b->n,
                 (long long)m->tokens);
-    if (cache && cache->n + b->n > cache->keys[0].dim[0])
-        sft_die(SFT_BROKEN, "the cache has room for %lld tokens", (long long)cache->keys[0].dim[0]);
+    if (cache && cache->n + b->n > cache->room)
+        sft_die(SFT_BROKEN, "the cache has room for %lld tokens", (long long)cache->room);
     for (int64_t i = 0; i < b->n; i++) {
         int32_t id = b->ids[i] < 0 ? b->ids[i] : SFT_MAX(b->ids[i], b->target[i]);
         if (id < 0 || id >= V)
@@ -4826,14 +4831,20 @@ static void sft__layout(SftModel *m) {
     sft__plan_part(m, SFT_MEM_GRADS, 0, "fp32, summed over micro-batches");
     sft__plan_part(m, SFT_MEM_MOMENTS, 0, "AdamW's m and v in fp32");
     sft__take_acts(m);
+    for (int64_t l = 0; l < m->arch.L; l++) {
+        m->cache.keys[l] = sft_take_tensor(&m->mem[SFT_MEM_CACHE], m->type, m->cache.room, m->arch.K, m->arch.D);
+        m->cache.values[l] = sft_take_tensor(&m->mem[SFT_MEM_CACHE], m->type, m->cache.room, m->arch.K, m->arch.D);
+    }
+    sft__plan_part(m, SFT_MEM_CACHE, 0, "keys and values of %lld tokens", (long long)m->cache.room);
 }
 
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
-                    bool plan, const SftOps *ops) {
-    const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "workspace"};
+                    int64_t cache, bool plan, const SftOps *ops) {
+    const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "KV cache", "workspace"};
     *m = (SftModel){.arch = *a, .type = type, .trains = trains, .tokens = tokens};
     m->checkpointing = trains && checkpointing;
     m->acts = SFT_NEW(SftActs, a->L + 1);
+    m->cache = (SftCache){.keys = SFT_NEW(SftTensor, a->L), .values = SFT_NEW(SftTensor, a->L), .room = cache};
     for (int i = 0; i < SFT_MEMS; i++) m->mem[i].name = name[i];
     sft__layout(m);
     SftCtx c = {.ops = ops, .work = &m->mem[SFT_MEM_WORK]}; // a dry run: every op only takes its workspace
@@ -4841,6 +4852,8 @@ void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bo
     sft_forward(&c, m, &b);
     sft_loss(&c, m, &b, trains, NULL);
     if (trains) sft_backward(&c, m, &b);
+    if (cache) b.n = SFT_MIN(tokens, cache), m->cache.n = cache - b.n, sft_forward_cached(&c, m, &b, &m->cache);
+    m->cache.n = 0;
     if (plan) return;
     for (int i = 0; i < SFT_MEMS; i++) sft_arena_open(&m->mem[i], name[i], m->mem[i].peak);
     sft_units_close(m);
@@ -4851,6 +4864,7 @@ void sft_model_close(SftModel *m) {
     for (int i = 0; i < SFT_MEMS; i++) sft_arena_close(&m->mem[i]);
     sft_units_close(m);
     free(m->acts);
+    free(m->cache.keys), free(m->cache.values);
     *m = (SftModel){0};
 }
 
@@ -5275,6 +5289,124 @@ SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *confi
         }
     sft_give_back(c->work, mark);
     return step;
+}
+
+/* ================================================================================================================
+   [10] speak: generation with a KV cache
+   ================================================================================================================
+   Generation asks for one token after another. The keys and values of all earlier tokens stay the same, so they are kept
+   (m->cache, a pair of tensors per block) and every new token runs through the blocks alone, attending to the cache. The prompt
+   goes through in pieces of as many tokens as the activations have room for; then one token at a time, each of which
+   reads every weight once: decoding is bound by memory, not by arithmetic.
+   Comes in: token ids. Goes out: token ids, the stop token included. Test: test/test_speak.c (the cache changes nothing:
+   each token's logits equal those of a forward pass over the whole text). Pitfall: with greedy decoding one different
+   rounding can turn an answer; the cache path therefore runs the same block code as training. */
+
+// One candidate of the next token.
+typedef struct { float logit; int32_t id; } Sft__Candidate;
+
+static int sft__by_logit(const void *a, const void *b) { // highest first; equal ones in order of their ids
+    const Sft__Candidate *x = (const Sft__Candidate *)a, *y = (const Sft__Candidate *)b;
+    return x->logit != y->logit ? (x->logit < y->logit ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
+}
+
+/* Divides the logits of tokens that were seen already by the penalty (multiplies the negative ones): Keskar et al. 2019,
+   as transformers applies it, once per distinct token of prompt and answer. */
+static void sft__repetition(float *logits, int64_t V, double penalty, const int32_t *seen, int64_t n, uint8_t *mark) {
+    if (penalty == 1) return;
+    memset(mark, 0, (size_t)V);
+    for (int64_t i = 0; i < n; i++) {
+        if (mark[seen[i]]++) continue;
+        float *x = &logits[seen[i]];
+        *x = (float)(*x < 0 ? *x * penalty : *x / penalty);
+        mark[seen[i]] = 1;
+    }
+}
+
+/* Draws a token from softmax(logits / temperature), cut to the top_k best and then to the smallest set of the best whose
+   probabilities reach top_p (Holtzman et al. 2020). Temperature 0: the best one, the lowest id among equals. */
+static int32_t sft__sample(const float *logits, int64_t V, SftSampling how, uint64_t index, Sft__Candidate *list) {
+    int64_t best = 0, n = 0;
+    for (int64_t i = 1; i < V; i++) best = logits[i] > logits[best] ? i : best;
+    if (how.temperature == 0) return (int32_t)best;
+    // Only tokens within 30 temperatures of the best matter: the others have probability below e^-30 each.
+    for (int64_t i = 0; i < V; i++)
+        if (logits[i] >= logits[best] - 30 * (float)how.temperature) list[n++] = (Sft__Candidate){logits[i], (int32_t)i};
+    qsort(list, (size_t)n, sizeof *list, sft__by_logit);
+    if (how.top_k && how.top_k < n) n = how.top_k;
+    double sum = 0, part = 0;
+    for (int64_t i = 0; i < n; i++) sum += exp((list[i].logit - list[0].logit) / how.temperature);
+    for (int64_t i = 0; i < n && how.top_p < 1; i++) {
+        part += exp((list[i].logit - list[0].logit) / how.temperature) / sum;
+        if (part >= how.top_p) n = i + 1, sum *= part; // what is left of the sum
+    }
+    double at = sft_uniform(sft_random(how.seed, 0, SFT_SITE_SAMPLE, index)) * sum;
+    for (int64_t i = 0; i < n - 1; i++) {
+        at -= exp((list[i].logit - list[0].logit) / how.temperature);
+        if (at < 0) return list[i].id;
+    }
+    return list[n - 1].id;
+}
+
+/* Runs n new tokens of the one document through the blocks, after those that the cache holds. Leaves their hidden states
+   in m->final. */
+static void sft__extend(SftCtx *c, SftModel *m, SftBatch *b, const int32_t *ids, int64_t n) {
+    b->n = n;
+    for (int64_t i = 0; i < n; i++) {
+        b->ids[i] = ids[i], b->target[i] = -100, b->begin[i] = 0;
+        b->pos[i] = (int32_t)(m->cache.n + i), b->end[i] = (int32_t)(m->cache.n + n);
+    }
+    sft_forward_cached(c, m, b, &m->cache);
+}
+
+// The logits [V] of the token after row `row` of m->final, in fp32.
+static void sft__next_logits(SftCtx *c, SftModel *m, float *logits, int64_t row) {
+    const SftTensor head = m->arch.tied ? m->unit[0].w.wte : m->unit[m->units - 1].w.head_w;
+    const SftTensor out = sft_rows(m->logits, 0, 1);
+    c->ops->matmul_forward(c, out, SFT_NONE, sft_rows(m->final, row, 1), head, SFT_NONE, SFT_NONE, SFT_LINEAR);
+    sft_to_f32(logits, out.data, out.type, m->arch.V);
+}
+
+void sft_ids_add(SftIds *list, int32_t id) {
+    if (list->n == list->cap) {
+        list->cap = 2 * list->cap + 64;
+        list->ids = (int32_t *)sft_realloc(list->ids, (size_t)list->cap * sizeof *list->ids);
+    }
+    list->ids[list->n++] = id;
+}
+
+void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops, int nstops,
+                  SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg) {
+    const int64_t V = m->arch.V, room = m->cache.room;
+    if (n < 1) sft_die(SFT_BAD_INPUT, "the prompt has no tokens: give it some text");
+    if (n >= room)
+        sft_die(SFT_BAD_INPUT, "the prompt has %lld tokens; with its answer there is room for %lld", (long long)n, (long long)room);
+    SftIds all = {0};
+    for (int64_t i = 0; i < n; i++) sft_ids_add(&all, prompt[i]);
+    SftBatch batch = {0};
+    sft_batch_room(&batch, m->tokens);
+    float *logits = SFT_NEW(float, V);
+    uint8_t *mark = SFT_NEW(uint8_t, V);
+    Sft__Candidate *list = SFT_NEW(Sft__Candidate, V);
+    int64_t done = m->cache.n = 0;
+    for (int64_t made = 0; made < how.max_new_tokens && all.n < room; made++) {
+        int64_t last = 0; // row of the last token
+        for (int64_t piece; done < all.n; done += piece) {
+            piece = SFT_MIN(all.n - done, m->tokens);
+            sft__extend(c, m, &batch, all.ids + done, piece);
+            last = piece - 1;
+        }
+        sft__next_logits(c, m, logits, last);
+        sft__repetition(logits, V, how.repetition_penalty, all.ids, all.n, mark);
+        int32_t id = sft__sample(logits, V, how, (uint64_t)all.n, list);
+        sft_ids_add(&all, id), sft_ids_add(out, id);
+        if (on_token) on_token(arg, id);
+        bool stop = false;
+        for (int i = 0; i < nstops; i++) stop |= stops[i] == id;
+        if (stop) break;
+    }
+    sft_batch_free(&batch);
+    free(all.ids), free(logits), free(mark), free(list);
 }
 
 /* ================================================================================================================

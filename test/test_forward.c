@@ -20,7 +20,7 @@ static Fixture *open_model(const char *name, const char *source, SftType type, b
     char path[4096];
     Fixture *f = SFT_NEW(Fixture, 1);
     f->arch = sft_arch(folder(path, name));
-    sft_model_open(&f->m, &f->arch, type, trains, checkpointing, tokens, false, &sft_cpu);
+    sft_model_open(&f->m, &f->arch, type, trains, checkpointing, tokens, 0, false, &sft_cpu);
     f->c = (SftCtx){.ops = &sft_cpu, .work = &f->m.mem[SFT_MEM_WORK]};
     sft_load_weights(&f->m, folder(path, source ? source : name));
     folder(path, !strcmp(name, "internlm2") ? "llama" : name);
@@ -290,7 +290,7 @@ static void the_plan_is_what_is_used(void **state) {
             bool trains = how % 3 > 0, checkpointing = how % 3 > 1;
             Fixture *f = open_model(mixed[k], NULL, type, trains, checkpointing, 33);
             SftModel plan;
-            sft_model_open(&plan, &f->arch, type, trains, checkpointing, 33, true, &sft_cpu);
+            sft_model_open(&plan, &f->arch, type, trains, checkpointing, 33, 0, true, &sft_cpu);
             SftBatch b = golden_batch(f, 0);
             for (int64_t i = 0; i < b.n; i++) b.target[i] = b.ids[i]; // every token has a target: the most there can be
             for (int i = 0; i < 2; i++) run(f, &b, trains, NULL);
@@ -320,7 +320,7 @@ static void the_plan_is_what_is_used(void **state) {
     SftArch arch = sft_arch(folder(path, "llama")); // a large model is planned at once, and nothing is allocated
     arch.V = 128256, arch.C = 4096, arch.L = 32, arch.H = 32, arch.K = 8, arch.D = 128, arch.F = 14336;
     SftModel plan;
-    sft_model_open(&plan, &arch, SFT_BF16, true, true, 8192, true, &sft_cpu);
+    sft_model_open(&plan, &arch, SFT_BF16, true, true, 8192, 0, true, &sft_cpu);
     double parameters = (double)sft_parameters(&arch); // bf16 weights, fp32 master, gradient and two moments: 18 bytes
     assert_true(sft_plan_bytes(&plan) > 18 * parameters && sft_plan_bytes(&plan) < 18 * parameters + 6e9);
     sft_model_close(&plan);
@@ -356,7 +356,7 @@ static void a_batch_that_does_not_fit_is_refused(void **state) {
     EXPECT_ERROR(sft_forward(&f->c, &f->m, &b), "planned for 32");
     f->m.tokens = 40;
     SftTensor room = sft_tensor(NULL, SFT_F32, 50, 4, 8);
-    SftCache cache = {&room, &room, 18};
+    SftCache cache = {&room, &room, 18, 50};
     EXPECT_ERROR(sft_forward_cached(&f->c, &f->m, &b, &cache), "room for 50");
     free_batch(&b);
     close_model(f);
@@ -381,7 +381,7 @@ static void a_document_continues_from_a_cache(void **state) {
             keys[l] = sft_take_tensor(&mem, SFT_F32, 30, f->arch.K, f->arch.D);
             values[l] = sft_take_tensor(&mem, SFT_F32, 30, f->arch.K, f->arch.D);
         }
-        SftCache cache = {keys, values, 0};
+        SftCache cache = {keys, values, 0, 30};
         const int64_t pieces[] = {0, 9, 10, 11, 23};
         for (int p = 0; p < 4; p++) {
             int64_t from = pieces[p], n = pieces[p + 1] - from;
