@@ -416,6 +416,8 @@ struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config); // t
    per_device of these. So the same tokens form step s at every world size. */
 int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step);
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle); // [packs]
+int64_t sft_pack_targets(const SftDataset *d, int64_t pack);  // trained targets of a pack
+int64_t sft_largest_batch(const SftDataset *d, int64_t packs); // tokens of the so many longest packs together
 // Fills batch (growing it as needed) with `n` packs; n may be 0.
 void sft_batch_fill(SftBatch *batch, const SftDataset *d, const int64_t *packs, int64_t n);
 void sft_batch_room(SftBatch *batch, int64_t tokens); // makes room; what was in it is kept
@@ -2588,15 +2590,44 @@ void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t e
     if (shuffle) sft__shuffle(out, d->packs, seed, (uint64_t)epoch);
 }
 
+void sft_batch_room(SftBatch *b, int64_t tokens) {
+    if (tokens <= b->cap) return;
+    int32_t **rows[] = {&b->ids, &b->target, &b->pos, &b->begin, &b->end};
+    for (int i = 0; i < SFT_COUNT(rows); i++) *rows[i] = (int32_t *)sft_realloc(*rows[i], (size_t)tokens * sizeof(int32_t));
+    b->cap = tokens;
+}
+
+// Tokens of a pack.
+static int64_t sft__tokens_of(const SftDataset *d, int64_t pack) {
+    int64_t n = 0;
+    for (int64_t k = d->pack[pack]; k < d->pack[pack + 1]; k++) n += d->document[d->order[k]].n;
+    return n;
+}
+
+int64_t sft_pack_targets(const SftDataset *d, int64_t pack) {
+    int64_t n = 0;
+    for (int64_t k = d->pack[pack]; k < d->pack[pack + 1]; k++) n += d->document[d->order[k]].trained;
+    return n;
+}
+
+static int sft__longest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+int64_t sft_largest_batch(const SftDataset *d, int64_t n) {
+    int64_t *tokens = SFT_NEW(int64_t, d->packs), sum = 0;
+    for (int64_t i = 0; i < d->packs; i++) tokens[i] = sft__tokens_of(d, i);
+    if (d->packs) qsort(tokens, (size_t)d->packs, sizeof *tokens, sft__longest_first);
+    for (int64_t i = 0; i < SFT_MIN(n, d->packs); i++) sum += tokens[i];
+    free(tokens);
+    return sum;
+}
+
 void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int64_t n) {
     int64_t need = 0;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = d->pack[packs[i]]; k < d->pack[packs[i] + 1]; k++) need += d->document[d->order[k]].n;
-    if (need > b->cap) {
-        int32_t **rows[] = {&b->ids, &b->target, &b->pos, &b->begin, &b->end};
-        for (int i = 0; i < SFT_COUNT(rows); i++) *rows[i] = (int32_t *)sft_realloc(*rows[i], (size_t)need * sizeof(int32_t));
-        b->cap = need;
-    }
+    for (int64_t i = 0; i < n; i++) need += sft__tokens_of(d, packs[i]);
+    sft_batch_room(b, need);
     b->n = b->documents = b->trained = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t begin = b->n; // of what attention may see: a document, or the whole pack

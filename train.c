@@ -63,10 +63,7 @@ static int64_t largest_batch(const Run *r) {
 static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool plan) { // [4] [6]
     const SftConfig *config = r->config;
     r->arch = sft_arch(r->folder);
-    int64_t words = sft_vocab_size(r->tokenizer);
-    if (words > r->arch.V && !config->resize_vocab)
-        sft_die(SFT_BAD_INPUT, "%s: the tokenizer has %lld tokens, the embedding %lld rows: set \"resize_vocab\": true to add rows (each the mean of the old ones)",
-                r->folder, (long long)words, (long long)r->arch.V);
+    sft_resize_vocab(&r->arch, sft_vocab_size(r->tokenizer), config->resize_vocab);
     if (r->arch.learned_positions && trains && config->max_length > r->arch.P)
         sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only", (long long)config->max_length, (long long)r->arch.P);
     sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, cache, plan, &sft_cpu);
@@ -76,7 +73,7 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool 
 // Weights from wherever they are: a Hugging Face folder, one of our checkpoints, or nowhere (random).
 static void load_weights(Run *r, const char *folder) {
     char path[4096];
-    if (sft_exists(sft_path(path, folder, "state.json"))) sft_checkpoint_load(&r->model, NULL, folder);
+    if (sft_exists(sft_path(path, folder, "state.json"))) sft_checkpoint_load(&r->model, NULL, r->config, folder);
     else sft_load_weights(&r->model, folder);
 }
 
@@ -285,22 +282,21 @@ static int train(const SftConfig *config) {
         open_model(&r, true, largest_batch(&r), cache, plan); // [4] [6]
         if (plan) sft_plan_print(stderr, &r.model);
     }
-    SftTrainer t = sft_trainer(config); // [8]
-    if (resume) sft_checkpoint_load(&r.model, &t, resume);
-    else if (config->init_from) load_weights(&r, config->init_from);
-    else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
-    else load_weights(&r, r.folder);
-    sft_resize_vocab(&r.model, sft_vocab_size(r.tokenizer));
-
     int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
     int64_t per_epoch = sft_steps_per_epoch(&r.train, rows_per_step), order_of = -1;
     int64_t *order = SFT_NEW(int64_t, r.train.packs);
-    t.total = config->max_steps > 0 ? config->max_steps : (int64_t)ceil(config->num_train_epochs * (double)per_epoch);
+    SftTrainer t = sft_trainer(config, config->max_steps > 0 ? config->max_steps : (int64_t)ceil(config->num_train_epochs * (double)per_epoch)); // [8]
+    if (resume) sft_checkpoint_load(&r.model, &t, config, resume);
+    else if (config->init_from) load_weights(&r, config->init_from);
+    else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
+    else load_weights(&r, r.folder);
+
     if (t.step >= t.total) sft_note("nothing to do: the checkpoint is at step %lld of %lld", (long long)t.step, (long long)t.total);
     r.record = sft_record_open(config, resume ? t.step : 0); // [11]
     sft_data_show(stderr, &r.train, r.tokenizer, 1);
+    const bool validates = r.validation.samples && strcmp(config->eval_strategy, "no");
     Score before = {NAN, NAN, 0}, after = before;
-    if (config->eval_on_start && r.validation.samples && !resume) before = score(&r, t.step);
+    if (config->eval_on_start && validates && !resume) before = score(&r, t.step);
     if (!resume) answer_inputs(&r, t.step); // [10]
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
@@ -312,14 +308,16 @@ static int train(const SftConfig *config) {
         line.epoch = (double)t.step / (double)per_epoch;
         sft_record_step(r.record, &line); // [11]
         bool last = t.step == t.total, new_epoch = t.step % per_epoch == 0;
-        if (config->eval_steps && t.step % config->eval_steps == 0 && !last && r.validation.samples) score(&r, t.step);
+        bool evaluates = !strcmp(config->eval_strategy, "epoch") ? new_epoch : config->eval_steps && t.step % config->eval_steps == 0;
+        if (evaluates && !last && validates) score(&r, t.step);
         if (config->evaluation_freq && t.step % config->evaluation_freq == 0 && !last) answer_inputs(&r, t.step);
         bool wanted = !strcmp(config->save_strategy, "epoch") ? new_epoch
                       : !strcmp(config->save_strategy, "steps") && config->save_steps && t.step % config->save_steps == 0;
-        if (wanted || last || stop_signal) sft_checkpoint_save(&r.model, &t, config, r.folder); // [9]
+        wanted |= last && strcmp(config->save_strategy, "no");
+        if (wanted || stop_signal) sft_checkpoint_save(&r.model, &t, config); // [9]
     }
     if (!stop_signal) {
-        if (r.validation.samples) after = score(&r, t.step);
+        if (validates) after = score(&r, t.step);
         answer_inputs(&r, t.step);
         sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->output_dir); // [9]
     }
@@ -411,8 +409,7 @@ static Run open_speaker(const SftConfig *config) {
 typedef struct { const SftTokenizer *tokenizer; SftIds ids; size_t shown; } Stream;
 static void show_token(void *arg, int32_t id) {
     Stream *s = (Stream *)arg;
-    if (s->ids.n == s->ids.cap) s->ids.ids = (int32_t *)sft_realloc(s->ids.ids, (size_t)(s->ids.cap = 2 * s->ids.cap + 64) * sizeof(int32_t));
-    s->ids.ids[s->ids.n++] = id;
+    sft_ids_add(&s->ids, id);
     size_t bytes;
     char *text = sft_decode(s->tokenizer, s->ids.ids, s->ids.n, true, &bytes);
     bool broken = bytes >= 3 && !memcmp(text + bytes - 3, "\xef\xbf\xbd", 3);
@@ -507,8 +504,7 @@ static void detokenize(const SftConfig *config, const SftTokenizer *t, const cha
         char *end;
         long id = strtol(p, &end, 10);
         if (end == p || id < 0 || id >= sft_vocab_size(t)) sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", where, (long long)sft_vocab_size(t), p);
-        if (ids.n == ids.cap) ids.ids = (int32_t *)sft_realloc(ids.ids, (size_t)(ids.cap = 2 * ids.cap + 256) * sizeof(int32_t));
-        ids.ids[ids.n++] = (int32_t)id;
+        sft_ids_add(&ids, (int32_t)id);
         p = end;
     }
     size_t bytes;
