@@ -89,7 +89,7 @@ lint:
 # Tables between clang-format off and on, and the banners of sections, stay as they are.
 format:
 	@for f in sft.h train.c tokenizer.c kernels.cu test/*.[ch]; do [ -f $$f ] || continue; \
-	    lines=$$(awk '/clang-format off/ { off = 1 } /clang-format on/ { off = 0 } !off && length > 110 && !/^(\/\*|  ) =+$$/ { print "--lines=" FNR ":" FNR }' $$f); \
+	    lines=$$(awk '/clang-format off/ { off = 1 } /clang-format on/ { off = 0 } !off && length > 110 && !/^(\/\*|  ) =+( \*\/)?$$/ { print "--lines=" FNR ":" FNR }' $$f); \
 	    [ -z "$$lines" ] || clang-format -i $$lines $$f; done
 
 options:

@@ -835,8 +835,7 @@ void sft_ids_add(SftIds *list, int32_t id); // appends
 
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
-   ================================================================================================================
- */
+   ================================================================================================================ */
 /* The record of a run is output_dir/log.jsonl: one JSON object per line, each written at once, so that a
    killed run loses at most the line it was writing. Beside it, for the person: a line per logging_steps on
    standard output (on standard error with --json) and a bar on a terminal. A write that fails (disk full)
@@ -863,8 +862,8 @@ void sft_record_sample(SftRecord *r, int64_t step, struct json_t *prompt, const 
 // evaluation.
 void sft_record_summary(SftRecord *r, const SftModel *m, double eval_loss_before, double eval_loss_after);
 void sft_record_close(SftRecord *r);
-void sft_progress(const char *what, double done,
-                  double total); // a live bar on a terminal, nothing elsewhere; done == total removes it
+// A live bar on a terminal, nothing elsewhere; done == total removes it.
+void sft_progress(const char *what, double done, double total);
 struct json_t *sft_json_real(double x); // null for what JSON cannot say: NaN and infinities
 int64_t sft_peak_rss(void);             // bytes of memory this process had resident at most
 
@@ -1727,6 +1726,7 @@ static void sft__config_check(SftConfig *c) {
     if (json_is_false(*fp16) || json_is_false(json_object_get(*fp16, "enabled")))
         json_decref(*fp16), *fp16 = NULL;
     if (json_is_false(*resume)) json_decref(*resume), *resume = NULL;
+    if (json_is_string(c->evaluation_inputs)) c->evaluation_inputs = json_pack("[o]", c->evaluation_inputs); // one prompt
     c->type = c->bf16 ? SFT_BF16 : c->fp16 ? SFT_F16 : SFT_F32;
     bool train = !strcmp(command, "train"), data = !strcmp(command, "data"), eval = !strcmp(command, "eval");
     bool exports = !strcmp(command, "export"), generate = !strcmp(command, "generate");
@@ -5490,23 +5490,20 @@ static const char *sft__clock(SftShort out, double seconds) { // 0:07, 12:34, 1:
 // The state of the bar is the terminal's: there is one per process.
 void sft_progress(const char *what, double done, double total) {
     static char shown[32];
-    static double began, first, drawn, before;
+    static double began, first, drawn, before; // drawn: when the picture on the screen was, 0: there is none
     if (!isatty(STDERR_FILENO)) return;
     double now = sft_now();
-    if (strncmp(what, shown, sizeof shown - 1) || done < before) {
-        snprintf(shown, sizeof shown, "%s", what);
-        began = now, first = done, drawn = 0;
-    }
+    bool other = strncmp(what, shown, sizeof shown - 1) || done < before;
+    if (drawn > 0 && (other || done >= total)) fprintf(stderr, "\r\033[K"), drawn = 0;
+    if (other) snprintf(shown, sizeof shown, "%s", what), began = now, first = done;
     before = done;
-    if (done >= total) {
-        if (drawn > 0) fprintf(stderr, "\r\033[K");
-        *shown = 0;
-    } else if (now - drawn >= 0.1) { // ten pictures a second are enough
+    if (done < total && now - drawn >= 0.1) { // ten pictures a second are enough
         SftShort a, b, rate, eta;
         double share = total > 0 ? done / total : 0, pace = done > first ? (done - first) / (now - began) : 0;
-        fprintf(stderr, "\r%-10s [%.*s%.*s] %3.0f %%  %s/%s", shown, (int)(share * 30),
-                "##############################", 30 - (int)(share * 30), "..............................",
-                100 * share, sft__short(a, done), sft__short(b, total));
+        int full = (int)(share * 30);
+        fprintf(stderr, "\r%-10s [%.*s%.*s] %3.0f %%  %s/%s", shown, full, "##############################",
+                30 - full, "..............................", 100 * share, sft__short(a, done),
+                sft__short(b, total));
         if (pace > 0)
             fprintf(stderr, "  %s/s  eta %s", sft__short(rate, pace), sft__clock(eta, (total - done) / pace));
         fprintf(stderr, "\033[K");
@@ -5582,7 +5579,7 @@ static void sft__log_real(json_t *line, const char *key, double x) {
 static void sft__step_print(SftRecord *r, const SftStepLine *s) {
     SftShort a, b;
     double left = r->steps ? r->busy / (double)r->steps * (double)(s->total - s->step) : 0;
-    sft_progress("training", 1, 1); // takes the bar away
+    sft_progress("", 1, 1); // takes the bar away
     fprintf(r->out, "step %*lld/%lld  epoch %.2f  ", snprintf(a, sizeof a, "%lld", (long long)s->total),
             (long long)s->step, (long long)s->total, s->epoch);
     if (r->window_trained) r->loss = r->window_loss / (double)r->window_trained;
@@ -5635,6 +5632,7 @@ void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t toke
     sft__log_whole(line, "eval_tokens", tokens);
     if (!isnan(exact)) sft__log_real(line, "eval_exact_match", exact);
     sft_record_event(r, line);
+    sft_progress("", 1, 1);
     fprintf(r->out, "step %lld  validation loss %.4f  perplexity %.4g", (long long)step, loss, exp(loss));
     if (!isnan(exact)) fprintf(r->out, "  exact match %.1f %%", 100 * exact);
     fprintf(r->out, "  (%lld trained tokens)\n", (long long)tokens);
@@ -5650,6 +5648,7 @@ void sft_record_sample(SftRecord *r, int64_t step, json_t *prompt, const char *a
     sft_record_event(r, line);
     char *shown =
         json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
+    sft_progress("", 1, 1);
     fprintf(r->out, "step %lld  prompt: %s\n  answer: %s\n", (long long)step, shown ? shown : "", answer);
     fflush(r->out);
     free(shown);
@@ -5674,6 +5673,7 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
     sft__log_whole(line, "peak_bytes", (int64_t)peak);
     sft__log_whole(line, "peak_rss_bytes", sft_peak_rss());
     sft_record_event(r, line);
+    sft_progress("", 1, 1);
     fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n",
             (long long)r->steps, sft__clock(a, seconds), sft__short(b, (double)r->tokens),
             sft__short(c, (double)r->trained), (long long)r->clipped, (long long)r->skipped);
@@ -5688,7 +5688,7 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
 }
 
 void sft_record_close(SftRecord *r) {
-    sft_progress("training", 1, 1);
+    sft_progress("", 1, 1);
     bool good = fsync(r->file) == 0 || errno == EINVAL || errno == EROFS; // EINVAL: not a file on a disk
     if (close(r->file) || !good) sft_die(SFT_BROKEN, "cannot write %s: %s", r->path, strerror(errno));
     free(r);

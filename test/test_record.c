@@ -218,12 +218,15 @@ static void the_bar_shows_on_a_terminal_only(void **state) {
     for (int i = 0; i < 1000 || sft_now() - begin < 0.35; i++) sft_progress("reading", SFT_MIN(i, 999), 1000);
     double seconds = sft_now() - begin;
     sft_progress("reading", 1000, 1000);
+    sft_progress("other", 1, 3);
+    sft_progress("", 1, 1); // takes any bar away
     fflush(stderr);
     dup2(old, STDERR_FILENO);
     close(side), close(old);
     fcntl(terminal, F_SETFL, O_NONBLOCK);
     ssize_t n = 0; // the kernel hands the bytes over in its own time
-    for (double until = sft_now() + 5; sft_now() < until && (n < 4 || strcmp(drawn + n - 4, "\r\033[K"));) {
+    for (double until = sft_now() + 5;
+         sft_now() < until && (n < 4 || strcmp(drawn + n - 4, "\r\033[K") || !strstr(drawn, "other"));) {
         ssize_t more = read(terminal, drawn + n, sizeof drawn - 1 - (size_t)n);
         n += more > 0 ? more : 0;
     }
