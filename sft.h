@@ -888,6 +888,9 @@ int64_t sft_peak_rss(void);             // bytes of memory this process had resi
 #include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 #ifndef SFT_NO_OPENMP
@@ -5320,6 +5323,493 @@ SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *confi
         }
     sft_give_back(c->work, mark);
     return step;
+}
+
+/* ================================================================================================================
+   [9] state: checkpoints, resume, export
+   ================================================================================================================
+   A checkpoint appears whole or not at all: everything is written into checkpoint-N.tmp and fsynced, the folder takes
+   its name in one rename, and only then `latest` names it and older ones may go. Whenever the run is killed, `latest`
+   names a complete checkpoint. Data order and random numbers are functions of seed and step: the step number is
+   their whole state.
+
+   Invariants: a resumed run goes on with the same bits; a file that was cut or changed is found before anything of it
+   is used; tensors are written from where they lie. Test: test_state.c kills, cuts, flips and fills disks.
+   Pitfall: a rename survives a power cut only when the folder around it is fsynced, too; and what is deleted to make
+   room is missed when the disk turns out to be full all the same. */
+
+// The names in a folder; the caller frees them and the list. A folder that is not there has none.
+static char **sft__list(const char *folder, int *n) {
+    char **names = NULL;
+    DIR *dir = opendir(folder);
+    *n = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        names = (char **)sft_realloc(names, (size_t)(*n + 1) * sizeof *names);
+        names[(*n)++] = sft_format("%s", e->d_name);
+    }
+    if (dir) closedir(dir);
+    return names;
+}
+static void sft__list_free(char **names, int n) {
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
+}
+
+static void sft__remove_folder(const char *folder) { // with the files in it; a checkpoint has no folders inside
+    char path[4096];
+    int n;
+    char **names = sft__list(folder, &n);
+    for (int i = 0; i < n; i++) unlink(sft_path(path, folder, names[i]));
+    sft__list_free(names, n);
+    rmdir(folder);
+}
+
+static void sft__fsync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL); // EINVAL: this file system has nothing to sync
+    if (!good) sft_die(SFT_BROKEN, "cannot make the folder %s durable: %s", path, strerror(errno));
+    close(fd);
+}
+
+// 64 bits, in hexadecimal, that change with any byte: x -> (x ^ word) * odd maps no two x, and no two words, to one (FNV
+// with words for bytes). Finds accidents, not attacks.
+static void sft__sum(char out[24], const char *data, size_t bytes) {
+    uint64_t x = bytes, word;
+    for (size_t at = 0; at < bytes; at += 8) {
+        word = 0;
+        if (bytes - at >= 8) memcpy(&word, data + at, 8);
+        else memcpy(&word, data + at, bytes - at);
+        x = (x ^ word) * 0x9e3779b97f4a7c15u;
+        x ^= x >> 29;
+    }
+    snprintf(out, 24, "%016llx", (unsigned long long)x);
+}
+static size_t sft__sum_file(char out[24], const char *path) {
+    size_t bytes;
+    const char *data = sft_map(path, &bytes);
+    sft__sum(out, data, bytes);
+    sft_unmap(data, bytes);
+    return bytes;
+}
+
+static void sft__write_json(const char *folder, const char *name, const json_t *json) {
+    char path[4096], *text = json_dumps(json, JSON_INDENT(2)), *line = sft_format("%s\n", text);
+    sft_write_file(sft_path(path, folder, name), line, strlen(line));
+    free(text), free(line);
+}
+static json_t *sft__read_json(const char *folder, const char *name) { // {} where there is no such file
+    char path[4096];
+    json_t *json = sft_exists(sft_path(path, folder, name)) ? sft_json_file(path) : json_object();
+    if (!json_is_object(json)) sft_die(SFT_BAD_INPUT, "%s: expected a JSON object", path);
+    return json;
+}
+
+// Copies the tokenizer's files, and the Python files of models that bring their own code.
+static void sft__copy_model_files(const char *from, const char *to) {
+    const char *wanted = "tokenizer.json|tokenizer.model|tokenizer_config.json|special_tokens_map.json|added_tokens.json|"
+                         "vocab.json|merges.txt|encoder.json|vocab.bpe|chat_template.jinja|generation_config.json";
+    char path[4096], target[4096];
+    struct stat a, b;
+    int n;
+    char **names = sft__list(from, &n);
+    for (int i = 0; i < n; i++) {
+        const char *ending = strrchr(names[i], '.');
+        sft_path(path, from, names[i]), sft_path(target, to, names[i]);
+        if (!sft__option_among(wanted, names[i]) && !(ending && !strcmp(ending, ".py"))) continue;
+        if (stat(path, &a) || !S_ISREG(a.st_mode)) continue;
+        if (!stat(target, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino) continue; // the same file
+        size_t bytes;
+        const char *data = sft_map(path, &bytes);
+        sft_write_file(target, data, bytes);
+        sft_unmap(data, bytes);
+    }
+    sft__list_free(names, n);
+}
+
+// Checkpoints of a folder, oldest first: by when they were written, for a run that starts afresh counts from 0 again.
+typedef struct { char name[64]; int64_t step; struct timespec written; } SftSaved;
+static int sft__by_age(const void *a, const void *b) {
+    const SftSaved *x = (const SftSaved *)a, *y = (const SftSaved *)b;
+    if (x->written.tv_sec != y->written.tv_sec) return x->written.tv_sec < y->written.tv_sec ? -1 : 1;
+    if (x->written.tv_nsec != y->written.tv_nsec) return x->written.tv_nsec < y->written.tv_nsec ? -1 : 1;
+    return (x->step > y->step) - (x->step < y->step);
+}
+static SftSaved *sft__checkpoints(const char *folder, int *n) {
+    char path[4096], state[4096];
+    int names;
+    char **name = sft__list(folder, &names);
+    SftSaved *list = SFT_NEW(SftSaved, names);
+    *n = 0;
+    for (int i = 0; i < names; i++) {
+        struct stat s;
+        size_t length = strlen(name[i]), digits = length > 11 ? strspn(name[i] + 11, "0123456789") : 0;
+        if (strncmp(name[i], "checkpoint-", 11) || !digits || digits > 18 || length != 11 + digits) continue;
+        if (stat(sft_path(state, sft_path(path, folder, name[i]), "state.json"), &s)) continue;
+        SftSaved *c = &list[(*n)++];
+        strcpy(c->name, name[i]);
+        c->step = strtoll(name[i] + 11, NULL, 10), c->written = s.st_mtim;
+    }
+    sft__list_free(name, names);
+    qsort(list, (size_t)*n, sizeof *list, sft__by_age);
+    return list;
+}
+
+// "checkpoint-5, checkpoint-10" of a folder, without `except`, or "none": for an error message.
+static const char *sft__others(char out[1024], const char *folder, const char *except) {
+    int n;
+    SftSaved *list = sft__checkpoints(folder, &n);
+    out[0] = 0;
+    for (int i = 0; i < n; i++)
+        if (strcmp(list[i].name, except) && strlen(out) < 900) strcat(strcat(out, *out ? ", " : ""), list[i].name);
+    free(list);
+    return *out ? out : strcpy(out, "none");
+}
+
+// Saving. When anything goes wrong sft_die comes here first: an unfinished folder must not fill the disk.
+static char sft__unfinished[4096];
+static void (*sft__next_hook)(int status, const char *line);
+static void sft__save_failed(int status, const char *line) {
+    sft_die_hook = sft__next_hook;
+    sft__remove_folder(sft__unfinished);
+    if (sft_die_hook) sft_die_hook(status, line);
+}
+
+// Adam's m and v as named tensors, where they lie: "3.q_w.m" is of unit 3. Returns their number; frees nothing.
+static int64_t sft__moments(const SftModel *m, SftFileTensor **tensor) {
+    int64_t n = 0;
+    *tensor = SFT_NEW(SftFileTensor, m->units * SFT_SLOTS * 2);
+    for (int64_t u = 0; u < m->units; u++)
+        for (int k = 0; k < SFT_SLOTS * 2; k++) {
+            int64_t offset = m->unit[u].offset[k / 2];
+            SftTensor w = ((const SftTensor *)&m->unit[u].w)[k / 2];
+            if (offset < 0) continue;
+            SftFileTensor t = {.dtype = "F32", .dims = 2, .dim = {w.dim[0], w.dim[1]}, .bytes = (size_t)sft_size(w) * 4};
+            t.name = sft_format("%lld.%s.%c", (long long)u, sft_slot_name((SftSlot)(k / 2)), k % 2 ? 'v' : 'm');
+            t.data = (const char *)((k % 2 ? m->unit[u].v : m->unit[u].m) + offset);
+            (*tensor)[n++] = t;
+        }
+    return n;
+}
+static void sft__moments_free(SftFileTensor *tensor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) free((char *)tensor[i].name);
+    free(tensor);
+}
+
+// Of the state without its own "checksum": text whose layout and order do not matter.
+static void sft__state_sum(char out[24], json_t *state) {
+    json_object_del(state, "checksum");
+    char *text = json_dumps(state, JSON_COMPACT | JSON_SORT_KEYS);
+    sft__sum(out, text, strlen(text));
+    free(text);
+}
+
+static void sft__write_state(const SftModel *m, const SftTrainer *t, const SftConfig *config, const char *folder) {
+    char path[4096], sum[24];
+    int n;
+    json_t *files = json_object(), *scaler = json_pack("{s:f, s:I, s:I, s:I, s:b}", "scale", t->scaler.scale,
+        "iter", (json_int_t)t->scaler.iter, "last_overflow", (json_int_t)t->scaler.last_overflow,
+        "left", (json_int_t)t->scaler.left, "dynamic", (int)t->scaler.dynamic);
+    char **names = sft__list(folder, &n);
+    for (int i = 0; i < n; i++) {
+        size_t bytes = sft__sum_file(sum, sft_path(path, folder, names[i]));
+        json_object_set_new(files, names[i], json_pack("{s:I, s:s}", "bytes", (json_int_t)bytes, "checksum", sum));
+    }
+    sft__list_free(names, n);
+    json_t *state = json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o}", "format", "sft checkpoint",
+        "version", 1, "step", (json_int_t)t->step, "updates", (json_int_t)t->updates, "total", (json_int_t)t->total,
+        "bad_in_a_row", (json_int_t)t->bad_in_a_row, "source_type", sft_type_name(m->arch.source_type),
+        "scaler", scaler, "config", sft_config_json(config), "files", files);
+    sft__state_sum(sum, state);
+    json_object_set_new(state, "checksum", json_string(sum));
+    sft__write_json(folder, "state.json", state);
+    json_decref(state);
+}
+
+static json_t *sft__model_json(const SftArch *a) { // config.json as it was read, with the vocabulary as it is
+    json_t *json = a->json ? json_deep_copy(a->json) : json_object();
+    json_object_set_new(json, "vocab_size", json_integer(a->V));
+    return json;
+}
+
+// Gives `temporary` the name `target`. Where that is taken, the two change places in one call, if the system can.
+static void sft__put_in_place(const char *temporary, const char *target) {
+    char *old = sft_format("%s.old.tmp", target);
+    bool taken = sft_exists(target), good;
+#ifdef SYS_renameat2
+    if (taken && !syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, target, 2 /* exchange */)) {
+        sft__remove_folder(temporary);
+        free(old);
+        return;
+    }
+#endif
+    good = (!taken || !rename(target, old)) && !rename(temporary, target); // for a moment there may be neither
+    if (!good) sft_die(SFT_BROKEN, "cannot rename %s to %s: %s", temporary, target, strerror(errno));
+    sft__remove_folder(old);
+    free(old);
+}
+
+// Removes the oldest beyond `limit`, never `keep`. Each loses its name first, so that no half of one is ever found.
+static void sft__rotate(const char *folder, int64_t limit, const char *keep) {
+    char path[4096], temporary[4096], name[80];
+    int n;
+    SftSaved *list = sft__checkpoints(folder, &n);
+    for (int i = 0, left = n; i < n && limit > 0 && left > limit; i++) {
+        if (!strcmp(list[i].name, keep)) continue;
+        snprintf(name, sizeof name, "%s.tmp", list[i].name);
+        if (rename(sft_path(path, folder, list[i].name), sft_path(temporary, folder, name)) == 0) left--;
+        sft__remove_folder(temporary);
+    }
+    free(list);
+}
+
+void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig *config) {
+    char name[80], target[4096], path[4096];
+    const char *folder = config->output_dir;
+    int n;
+    sft_make_folder(folder);
+    char **names = sft__list(folder, &n); // what a killed run has left
+    for (int i = 0; i < n; i++) {
+        const char *ending = strrchr(names[i], '.');
+        sft_path(path, folder, names[i]);
+        if (!strncmp(names[i], "latest.tmp", 10)) unlink(path);
+        if (!strncmp(names[i], "checkpoint-", 11) && ending && !strcmp(ending, ".tmp")) sft__remove_folder(path);
+    }
+    sft__list_free(names, n);
+    snprintf(name, sizeof name, "checkpoint-%lld.tmp", (long long)t->step);
+    sft_path(sft__unfinished, folder, name);
+    *strrchr(name, '.') = 0;
+    sft__next_hook = sft_die_hook, sft_die_hook = sft__save_failed;
+    sft_make_folder(sft__unfinished);
+    sft_save_weights(m, sft__unfinished, SFT_F32, INFINITY);
+    SftFileTensor *tensor;
+    int64_t moments = sft__moments(m, &tensor);
+    sft_safetensors_write(sft_path(path, sft__unfinished, "optimizer.safetensors"), tensor, moments, NULL, NULL, NULL);
+    sft__moments_free(tensor, moments);
+    if (config->model_name_or_path) sft__copy_model_files(config->model_name_or_path, sft__unfinished);
+    json_t *model = sft__model_json(&m->arch);
+    sft__write_json(sft__unfinished, "config.json", model);
+    json_decref(model);
+    sft__write_state(m, t, config, sft__unfinished);
+    sft__fsync_folder(sft__unfinished);
+    sft__put_in_place(sft__unfinished, sft_path(target, folder, name));
+    sft_die_hook = sft__next_hook;
+    sft__fsync_folder(folder);
+    char *line = sft_format("%s\n", name);
+    sft_write_file(sft_path(path, folder, "latest"), line, strlen(line));
+    free(line);
+    sft__fsync_folder(folder);
+    sft__rotate(folder, config->save_total_limit, name);
+}
+
+char *sft_checkpoint_find(const SftConfig *config) {
+    const json_t *ask = config->resume_from_checkpoint;
+    const char *folder = config->output_dir, *given = json_string_value(ask);
+    char path[4096], others[1024] = "none", inside[1024], name[80] = "";
+    bool none = !folder || !strcmp(sft__others(others, folder, ""), "none");
+    if (!given && !json_is_true(ask)) { // a new run
+        if (!none && !config->overwrite_output_dir)
+            sft_die(SFT_BAD_INPUT, "output_dir %s holds checkpoints (%s): go on with \"resume_from_checkpoint\": true, "
+                    "or start afresh with \"overwrite_output_dir\": true", folder, others);
+        if (!none) unlink(sft_path(path, folder, "latest")); // it must not lead back to the run that is given up
+        return NULL;
+    }
+    if (given && strcmp(given, "latest")) {
+        if (sft_exists(sft_path(path, given, "state.json"))) return sft_format("%s", given);
+        sft_die(SFT_BAD_INPUT, "resume_from_checkpoint: %s is not a checkpoint (no state.json); checkpoints in it: %s; "
+                "in output_dir: %s", given, sft__others(inside, given, ""), others);
+    }
+    if (!folder) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint needs output_dir, or the path of a checkpoint");
+    if (none) sft_die(SFT_BAD_INPUT, "resume_from_checkpoint: there is no checkpoint in output_dir %s", folder);
+    if (sft_exists(sft_path(path, folder, "latest"))) {
+        char *text = sft_read_file(path, NULL);
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "\r\n"), text);
+        free(text);
+    }
+    int n;
+    bool found = false;
+    SftSaved *list = sft__checkpoints(folder, &n);
+    for (int i = 0; i < n; i++) found |= !strcmp(list[i].name, name);
+    free(list);
+    if (found) return sft_format("%s/%s", folder, name);
+    sft_die(SFT_BAD_INPUT, "%s/latest %s \"%s\", which is not a complete checkpoint; name another in "
+            "resume_from_checkpoint: %s", folder, *name ? "says" : "is missing or says", name, others);
+}
+
+// Loading
+SFT_NORETURN static void sft__damaged(const char *folder, const char *what) {
+    char parent[4096], others[1024];
+    snprintf(parent, sizeof parent, "./%s", folder);
+    if (*folder == '/') snprintf(parent, sizeof parent, "%s", folder);
+    for (size_t n = strlen(parent); parent[n - 1] == '/'; n--) parent[n - 1] = 0;
+    char *slash = strrchr(parent, '/');
+    *slash = 0;
+    sft_die(SFT_BAD_INPUT, "checkpoint %s is damaged: %s; others beside it: %s", folder, what, sft__others(others, parent, slash + 1));
+}
+
+// state.json, after it and every file it lists have been compared with their checksums.
+static json_t *sft__checked_state(const char *folder) {
+    char path[4096], sum[24], was[24] = "";
+    json_error_t error;
+    json_t *state = json_load_file(sft_path(path, folder, "state.json"), JSON_REJECT_DUPLICATES, &error), *entry;
+    if (!state) sft__damaged(folder, sft_format("state.json, line %d: %s", error.line, error.text));
+    const char *format = json_string_value(json_object_get(state, "format")), *name;
+    if (!format || strcmp(format, "sft checkpoint")) sft__damaged(folder, "state.json is not that of a checkpoint");
+    long long version = json_integer_value(json_object_get(state, "version"));
+    if (version != 1) sft_die(SFT_BAD_INPUT, "%s has format version %lld; this program reads version 1", path, version);
+    const char *own = json_string_value(json_object_get(state, "checksum"));
+    snprintf(was, sizeof was, "%s", own ? own : "");
+    sft__state_sum(sum, state);
+    if (strcmp(sum, was)) sft__damaged(folder, "state.json has been changed (its checksum differs)");
+    json_object_foreach(json_object_get(state, "files"), name, entry) {
+        if (!sft_exists(sft_path(path, folder, name))) sft__damaged(folder, sft_format("%s is missing", name));
+        size_t bytes = sft__sum_file(sum, path), wanted = (size_t)json_integer_value(json_object_get(entry, "bytes"));
+        if (bytes != wanted) sft__damaged(folder, sft_format("%s has %zu bytes, %zu were written", name, bytes, wanted));
+        if (strcmp(sum, json_string_value(json_object_get(entry, "checksum"))))
+            sft__damaged(folder, sft_format("%s has been changed (its checksum differs)", name));
+    }
+    return state;
+}
+
+// The model's config.json and the checkpoint's must say the same, but for what does not change the computation.
+static void sft__check_model(const SftModel *m, const char *folder) {
+    const char *harmless = "_name_or_path|architectures|auto_map|bos_token_id|dtype|eos_token_id|pad_token_id|torch_dtype|"
+                           "transformers_version|use_cache", *key;
+    json_t *mine = sft__model_json(&m->arch), *theirs = sft__read_json(folder, "config.json"), *all = json_copy(mine), *v;
+    json_object_update_missing(all, theirs);
+    json_object_foreach(all, key, v) {
+        json_t *a = json_object_get(theirs, key), *b = json_object_get(mine, key);
+        char there[80], here[80];
+        if (json_equal(a, b) || sft__option_among(harmless, key)) continue;
+        sft__json_text(there, a, false), sft__json_text(here, b, false);
+        sft_die(SFT_BAD_INPUT, "checkpoint %s is of another model: %s is %s there, %s here", folder, key, there, here);
+    }
+    json_decref(all), json_decref(mine), json_decref(theirs);
+}
+
+static void sft__load_moments(SftModel *m, const char *folder) {
+    char path[4096];
+    SftFileTensor *tensor;
+    SftSafetensors f = sft_safetensors_open(sft_path(path, folder, "optimizer.safetensors"));
+    int64_t n = sft__moments(m, &tensor);
+    for (int64_t i = 0; i < n; i++) {
+        const SftFileTensor *want = &tensor[i], *got = sft_safetensors_find(&f, want->name);
+        bool good = got && !strcmp(got->dtype, "F32") && got->dims == 2 && got->dim[0] == want->dim[0] && got->dim[1] == want->dim[1];
+        if (!good)
+            sft_die(SFT_BAD_INPUT, "%s has no tensor %s of fp32 [%lld, %lld]", path, want->name, (long long)want->dim[0],
+                    (long long)want->dim[1]);
+        memcpy((char *)want->data, got->data, want->bytes);
+    }
+    if (n != f.n) sft_die(SFT_BAD_INPUT, "%s holds %lld tensors, the model has %lld", path, (long long)f.n, (long long)n);
+    sft__moments_free(tensor, n);
+    sft_safetensors_close(&f);
+}
+
+// Says which options that decide about data or steps are no longer what they were: then it is not the same run.
+static void sft__compare_config(const json_t *state, const SftConfig *config) {
+    const char *deciding = "train_file|template|columns|dataset_format|validation_split|max_length|truncation_mode|packing|"
+        "packing_strategy|use_varlen_attn|train_on_prompt|mask_history|max_samples|shuffle|per_device_train_batch_size|"
+        "gradient_accumulation_steps|learning_rate|lr_scheduler_type|lr_scheduler_kwargs|warmup_steps|warmup_ratio|"
+        "weight_decay|adam_beta1|adam_beta2|adam_epsilon|max_grad_norm|fp16|bf16|seed", *key;
+    json_t *all = sft_config_json(config), *v;
+    json_object_foreach(all, key, v) {
+        json_t *old = json_object_get(json_object_get(state, "config"), key);
+        char now[80], then[80];
+        if (json_equal(v, old) || !sft__option_among(deciding, key)) continue;
+        sft__json_text(now, v, false), sft__json_text(then, old, false);
+        sft_note("%s is %s; the checkpoint was written with %s", key, now, then);
+    }
+    json_decref(all);
+}
+
+void sft_checkpoint_load(SftModel *m, SftTrainer *t, const SftConfig *config, const char *folder) {
+    char path[4096];
+    SftArch *a = &m->arch;
+    bool checkpoint = sft_exists(sft_path(path, folder, "state.json"));
+    if (t && !checkpoint) sft_die(SFT_BAD_INPUT, "%s is not a checkpoint: it has no state.json", folder);
+    json_t *state = checkpoint ? sft__checked_state(folder) : NULL, *s = json_object_get(state, "scaler");
+    if (checkpoint) sft__check_model(m, folder);
+    json_t *model = sft__read_json(folder, "config.json");
+    int64_t rows = json_integer_value(json_object_get(model, "vocab_size"));
+    if (rows > 0 && rows <= a->V) a->V_source = rows;
+    json_decref(model);
+    sft_load_weights(m, folder); // a checkpoint is a Hugging Face folder, too
+    if (!checkpoint) return;
+    const char *source = json_string_value(json_object_get(state, "source_type"));
+    for (int type = 0; source && type < SFT_TYPES; type++) // what an export's "auto" means, not the fp32 of the masters
+        if (!strcmp(source, sft_type_name((SftType)type))) a->source_type = (SftType)type;
+    if (t) {
+        sft__load_moments(m, folder);
+        t->step = (int64_t)sft__json_number(state, path, "step", 'w', NAN, 0, 1e15);
+        t->updates = (int64_t)sft__json_number(state, path, "updates", 'w', NAN, 0, 1e15);
+        t->bad_in_a_row = (int64_t)sft__json_number(state, path, "bad_in_a_row", 'w', NAN, 0, 1e15);
+        double total = sft__json_number(state, path, "total", 'w', NAN, 0, 1e15);
+        if (total != (double)t->total) sft_note("the run has %lld steps; %.0f when the checkpoint was written", (long long)t->total, total);
+        if (t->scaler.dynamic && json_is_true(json_object_get(s, "dynamic"))) { // its settings are the configuration's
+            t->scaler.scale = sft__json_number(s, path, "scale", 'n', NAN, 0, 1e15);
+            t->scaler.scale = fmin(t->scaler.max_scale, fmax(t->scaler.min_scale, t->scaler.scale));
+            t->scaler.iter = (int64_t)sft__json_number(s, path, "iter", 'w', NAN, 0, 1e15);
+            t->scaler.last_overflow = (int64_t)sft__json_number(s, path, "last_overflow", 'w', NAN, -1, 1e15);
+            t->scaler.left = SFT_MIN(t->scaler.hysteresis, (int64_t)sft__json_number(s, path, "left", 'w', NAN, 1, 1e15));
+        }
+        if (config) sft__compare_config(state, config);
+    }
+    json_decref(state);
+}
+
+// Exporting. The token ids that end an answer, those that were trained first, then the model's own. Returns how many.
+static int sft__stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl) {
+    const int32_t *trained = NULL;
+    int n = 0, given = tpl ? sft_template_stops(tpl, &trained) : 0;
+    for (int i = 0; i < given + m->arch.neos && n < 64; i++) {
+        int k = 0;
+        out[n] = i < given ? trained[i] : m->arch.eos[i - given];
+        while (out[k] != out[n]) k++;
+        n += k == n;
+    }
+    return n;
+}
+
+// The tokenizer's files as they are, but for the chat template and the token that ends an answer.
+static void sft__export_tokenizer(const SftTokenizer *t, const SftTemplate *tpl, int32_t stop, const char *source, const char *folder) {
+    char path[4096];
+    sft__copy_model_files(source, folder);
+    if (!tpl || !t) return;
+    const char *jinja = sft_template_jinja(tpl), *text = stop >= 0 ? sft_token_text(t, stop) : NULL;
+    const char *files[] = {"tokenizer_config.json", "special_tokens_map.json"};
+    for (int i = 0; i < 2; i++) {
+        if (i && !sft_exists(sft_path(path, folder, files[i]))) continue;
+        json_t *json = sft__read_json(folder, files[i]);
+        if (!i) json_object_set_new(json, "chat_template", json_string(jinja));
+        if (text) json_object_set_new(json, "eos_token", json_string(text));
+        sft__write_json(folder, files[i], json);
+        json_decref(json);
+    }
+    sft_write_file(sft_path(path, folder, "chat_template.jinja"), jinja, strlen(jinja)); // newer readers look here first
+}
+
+void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl, const SftConfig *config, const char *source,
+                const char *folder) {
+    static const char *const dtypes[SFT_TYPES] = {"float32", "bfloat16", "float16"};
+    SftType type = m->arch.source_type;
+    for (int i = 0; i < SFT_TYPES; i++)
+        if (!strcmp(config->export_dtype, dtypes[i])) type = (SftType)i;
+    int32_t stops[64];
+    int n = sft__stops(stops, m, tpl);
+    sft_make_folder(folder);
+    sft_save_weights(m, folder, type, config->max_shard_size);
+    sft__export_tokenizer(t, tpl, n ? stops[0] : -1, source, folder);
+    json_t *json = sft__model_json(&m->arch), *generation = sft__read_json(folder, "generation_config.json"), *ids = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(ids, json_integer(stops[i]));
+    json_object_set_new(json, json_object_get(json, "dtype") ? "dtype" : "torch_dtype", json_string(dtypes[type]));
+    json_t *end = n == 1 ? json_array_get(ids, 0) : ids; // one id, or a list of them
+    if (n) json_object_set(json, "eos_token_id", end), json_object_set(generation, "eos_token_id", end);
+    if (t && sft_bos(t) >= 0) json_object_set_new(generation, "bos_token_id", json_integer(sft_bos(t)));
+    if (n && !json_is_integer(json_object_get(generation, "pad_token_id")))
+        json_object_set_new(generation, "pad_token_id", json_integer(stops[0]));
+    sft__write_json(folder, "config.json", json);
+    sft__write_json(folder, "generation_config.json", generation);
+    json_decref(json), json_decref(generation), json_decref(ids);
 }
 
 /* ================================================================================================================
