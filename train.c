@@ -395,14 +395,13 @@ static int export(const SftConfig *config) {
 }
 
 // A model that answers: room for one prompt and its answer.
-static Run open_speaker(const SftConfig *config) {
-    Run r = open_run(config, model_argument(config));
-    SftArch a = sft_arch(r.folder);
+static void open_speaker(Run *r, const SftConfig *config) {
+    *r = open_run(config, model_argument(config));
+    SftArch a = sft_arch(r->folder);
     int64_t room = a.learned_positions ? a.P : SFT_MIN(a.P, 8192);
     sft_arch_free(&a);
-    open_model(&r, false, SFT_MIN(room, 512), room, false);
-    load_weights(&r, r.folder);
-    return r;
+    open_model(r, false, SFT_MIN(room, 512), room, false);
+    load_weights(r, r->folder);
 }
 
 // Prints tokens as they come: text is shown once its UTF-8 is whole.
@@ -420,7 +419,8 @@ static void show_token(void *arg, int32_t id) {
 
 static int generate(const SftConfig *config) {
     if (!config->file && config->nargs < 2) sft_die(SFT_BAD_INPUT, "generate: expected MODEL \"PROMPT\", or MODEL --file PROMPTS.jsonl");
-    Run r = open_speaker(config);
+    Run r;
+    open_speaker(&r, config);
     if (config->file) {
         size_t bytes;
         char *text = sft_read_file(config->file, &bytes), *next;
@@ -456,7 +456,8 @@ static int generate(const SftConfig *config) {
 }
 
 static int chat(const SftConfig *config) {
-    Run r = open_speaker(config);
+    Run r;
+    open_speaker(&r, config);
     json_t *messages = json_array();
     char *line = NULL;
     size_t cap = 0;
