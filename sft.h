@@ -402,7 +402,8 @@ typedef struct { // a micro-batch: N tokens in one row, with what attention and 
    row is its keys. Dies naming file, line and column of a malformed row (on_bad_row "skip": counts it), and when nothing
    trained is left. A prompt/completion pair is a conversation of two messages, rendered with the template. */
 SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, struct json_t *files);
-// Moves a share (< 1) or a number (>= 1) of the samples, chosen by seed, to `validation`. Dies if none would be left.
+// Moves a share (< 1) or a number (>= 1) of the samples, chosen by seed, to `validation`, which goes on using the tokens of
+// `train`. Dies if none would be left.
 void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed);
 void sft_dataset_pack(SftDataset *d, const SftConfig *config); // fills pack and order; call once, after the split
 void sft_dataset_free(SftDataset *d);
@@ -1904,7 +1905,7 @@ void sft_help_markdown(FILE *out) {
    the same seed gives the same split, order and packs. Guarded by test/test_data.c (trl's packing, hand-made masks).
    The usual pitfalls: BOS twice; an answer without its stop token; a document that sees its neighbour. */
 
-// Rows of a file: elements of a JSON array, JSON objects one after another (a line each, or over several), or lines of text.
+// Rows of a file: elements of a JSON array, JSON objects (a line each, or over several lines), or lines of text.
 typedef struct {
     const char *path, *s; // mapped
     size_t n, at;
@@ -1915,105 +1916,88 @@ typedef struct { // a row on its way from text to tokens
     const char *s;
     size_t n;
     int copies;            // how often it becomes a sample
-    char *error, *unknown; // what is wrong with it; names of unused columns, a line each
-    enum { SFT__SAMPLE, SFT__DOCUMENT, SFT__EMPTY, SFT__TOO_LONG } kind;
+    char *error, *unknown; // what is wrong with it; names of columns that are not used
+    enum { SFT__SAMPLE, SFT__DOCUMENT, SFT__EMPTY } kind;
     SftTokens tokens;
 } SftRow;
 
-static bool sft__blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 static size_t sft__skip_blank(const char *s, size_t n, size_t i) {
-    while (i < n && sft__blank(s[i])) i++;
+    while (i < n && (s[i] == ' ' || s[i] == '\t' || s[i] == '\n' || s[i] == '\r')) i++;
     return i;
 }
 static size_t sft__line_end(const char *s, size_t n, size_t i) {
     const char *end = i < n ? (const char *)memchr(s + i, '\n', n - i) : NULL;
     return end ? (size_t)(end - s) : n;
 }
+
+// One past the JSON value that begins at i: brackets are counted outside strings, nothing else is looked at. 0: no end.
+static size_t sft__value_end(const char *s, size_t n, size_t i) {
+    int64_t depth = 0;
+    for (bool quoted = false; i < n; i++) {
+        char c = s[i];
+        if (quoted && c == '\\') i++;
+        else if (c == '"') quoted = !quoted;
+        else if (quoted) continue;
+        else if (c == '{' || c == '[') depth++;
+        else if ((c == '}' || c == ']') && --depth <= 0) return i + (depth == 0); // one too many ends a bare value
+        else if (depth == 0 && (c == ',' || c == '\n')) return i;
+    }
+    return depth == 0 ? n : 0;
+}
+
 static bool sft__ends_with(const char *s, const char *end) {
     size_t n = strlen(s), m = strlen(end);
     return n >= m && !strcmp(s + n - m, end);
 }
 
-// One past the JSON value that begins at i: brackets are counted outside strings, nothing else is looked at. 0: it does not end.
-static size_t sft__value_end(const char *s, size_t n, size_t i) {
-    int64_t depth = 0;
-    for (bool quoted = false; i < n; i++) {
-        char c = s[i];
-        if (quoted) {
-            if (c == '\\') i++;
-            else if (c == '"') quoted = false;
-        } else if (c == '"') {
-            quoted = true;
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if (c == '}' || c == ']') {
-            if (--depth <= 0) return i + (depth == 0); // a bracket that was not opened ends a bare value
-        } else if (depth == 0 && (c == ',' || c == '\n')) {
-            return i;
-        }
-    }
-    return depth == 0 ? n : 0;
-}
-
-// "path, line L, column C" of a place in the file; counted only when somebody asks.
-static char *sft__row_place(const SftRows *f, size_t at) {
+static char *sft__row_place(const SftRows *f, size_t at) { // counted only when somebody asks
     int64_t line = 1, begin = 0;
     for (size_t i = 0; i < at && i < f->n; i++)
         if (f->s[i] == '\n') line++, begin = (int64_t)i + 1;
     return sft_format("%s, line %" PRId64 ", column %" PRId64, f->path, line, (int64_t)at - begin + 1);
 }
 
-// What the file is, by its content: a .txt that does not begin with a JSON value is text.
+// What the file is, by its content; a .txt is JSON only if it begins with an object or an array of them.
 static SftRows sft__rows_open(const char *path, bool text) {
     SftRows f = {.path = path};
     f.s = sft_map(path, &f.n);
     if (f.n >= 3 && !memcmp(f.s, "\xef\xbb\xbf", 3)) f.at = 3; // byte order mark
-    size_t first = sft__skip_blank(f.s, f.n, f.at);
-    char c = first < f.n ? f.s[first] : 0;
-    bool txt = text || sft__ends_with(path, ".txt");
-    if (txt && (c == '{' || c == '[')) { // "[1] A footnote" is not JSON
-        size_t row = c == '[' ? sft__skip_blank(f.s, f.n, first + 1) : first, end = sft__value_end(f.s, f.n, row);
-        json_t *json = end > row && f.s[row] == '{' ? json_loadb(f.s + row, end - row, 0, NULL) : NULL;
-        if (!json) c = 0;
-        json_decref(json);
-    }
-    if (c == '[') {
+    size_t first = sft__skip_blank(f.s, f.n, f.at), inner = sft__skip_blank(f.s, f.n, first + 1);
+    char c = first < f.n ? f.s[first] : 0, after = inner < f.n ? f.s[inner] : 0;
+    text = text || sft__ends_with(path, ".txt");
+    if (c == '[' && (!text || after == '{')) {
         f.form = SFT__ARRAY, f.at = first + 1;
-    } else if (c == '{') { // a line each, if the first object ends on its line or another begins on the next
-        size_t end = sft__value_end(f.s, f.n, first), line = sft__line_end(f.s, f.n, first), next = sft__skip_blank(f.s, f.n, line);
-        f.form = (end && end <= line) || (line + 1 < f.n && f.s[line + 1] == '{') || next == f.n ? SFT__LINES : SFT__OBJECTS;
-    } else if (txt || first == f.n) {
+    } else if (c == '{' && (!text || after == '"')) { // lines, if the first object ends on its line or a line begins another
+        size_t end = sft__value_end(f.s, f.n, first), line = sft__line_end(f.s, f.n, first);
+        f.form = (end && end <= line) || (line + 1 < f.n && f.s[line + 1] == '{') ? SFT__LINES : SFT__OBJECTS;
+    } else if (text || !c) {
         f.form = SFT__TEXT;
     } else {
-        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; it begins with \"%.*s\"", path,
+        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; got \"%.*s\"", path,
                 (int)SFT_MIN(f.n - first, 20), f.s + first);
     }
     return f;
 }
 
-static bool sft__bad_border(SftRows *f, SftRow *row, const char *what) { // the rows after this place cannot be told apart
-    row->error = strdup(what);
-    row->s = f->s + SFT_MIN(f->at, f->n), row->n = 0, f->at = f->n, f->done = true;
-    return true;
+static bool sft__bad_border(SftRows *f, SftRow *row, const char *what) { // where the next row is cannot be told
+    *row = (SftRow){.s = f->s + SFT_MIN(f->at, f->n), .error = strdup(what)};
+    return f->done = true;
 }
 
 // The next row, or false at the end of the file.
 static bool sft__next_row(SftRows *f, SftRow *row) {
+    size_t end;
     *row = (SftRow){0};
-    if (f->done) return false;
-    if (f->form == SFT__LINES || f->form == SFT__TEXT) {
-        while (f->at < f->n) {
-            size_t begin = f->at, end = sft__line_end(f->s, f->n, begin);
-            f->at = end + 1;
-            if (sft__skip_blank(f->s, end, begin) == end) continue;
-            row->s = f->s + begin, row->n = end - begin - (f->s[end - 1] == '\r');
-            return true;
-        }
-        return false;
+    for (; f->form >= SFT__LINES && f->at < f->n; f->at = end + 1) {
+        end = sft__line_end(f->s, f->n, f->at);
+        if (sft__skip_blank(f->s, end, f->at) == end) continue;
+        *row = (SftRow){.s = f->s + f->at, .n = end - f->at - (f->s[end - 1] == '\r')};
+        f->at = end + 1;
+        return true;
     }
     f->at = sft__skip_blank(f->s, f->n, f->at);
-    if (f->form == SFT__ARRAY) {
-        bool comma = f->at < f->n && f->s[f->at] == ',' && f->begun;
+    if (f->form == SFT__ARRAY && !f->done) {
+        bool comma = f->begun && f->at < f->n && f->s[f->at] == ',';
         if (comma) f->at = sft__skip_blank(f->s, f->n, f->at + 1);
         if (f->at == f->n) return sft__bad_border(f, row, "the file ends inside the JSON array; expected ]");
         if (f->s[f->at] == ']') {
@@ -2023,11 +2007,13 @@ static bool sft__next_row(SftRows *f, SftRow *row) {
         }
         if (f->begun && !comma) return sft__bad_border(f, row, "expected , or ] after the row before");
     }
-    if (f->at == f->n) return false;
-    size_t end = sft__value_end(f->s, f->n, f->at);
-    if (end <= f->at) return sft__bad_border(f, row, end ? "expected a row" : "the row that begins here does not end: a bracket or quote is missing");
-    row->s = f->s + f->at, row->n = end - f->at, f->at = end, f->begun = true;
-    return true;
+    if (f->done || f->at >= f->n) return false;
+    end = sft__value_end(f->s, f->n, f->at);
+    if (end <= f->at)
+        return sft__bad_border(f, row, end ? "expected a row" : "the row that begins here does not end: a bracket or quote is missing");
+    *row = (SftRow){.s = f->s + f->at, .n = end - f->at};
+    f->at = end;
+    return f->begun = true;
 }
 
 // From a row to messages. Columns can be renamed ("columns": {"query": "user"}): the names that are looked for.
@@ -2106,37 +2092,37 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
 // "loss": true | false | "True" | "False", or "loss_weight" | "weight": a number. Absent or null: trained.
 static double sft__weight(SftReader *r, json_t *message, const char *flag) {
     json_t *loss = json_object_get(message, flag), *weight = json_object_get(message, "loss_weight");
-    if (!weight) weight = json_object_get(message, "weight");
     const char *word = json_string_value(loss);
+    if (!weight) weight = json_object_get(message, "weight");
     if (json_is_boolean(loss)) return json_is_true(loss);
-    if (word && !strcasecmp(word, "true")) return 1;
-    if (word && !strcasecmp(word, "false")) return 0;
+    if (word && (!strcasecmp(word, "true") || !strcasecmp(word, "false"))) return !strcasecmp(word, "true");
     if (loss && !json_is_null(loss)) sft__fail(r, "expected \"%s\" to be true or false", flag);
     if (json_is_number(weight)) return json_number_value(weight);
     if (weight && !json_is_null(weight)) sft__fail(r, "expected \"loss_weight\" to be a number");
     return 1;
 }
 
-// A message, as {"role", "content"} or {"from", "value"}.
+// A message, as {"role", "content"} or {"from", "value"}; roles by the names that the field uses for them.
 static void sft__read_message(SftReader *r, json_t *m) {
-    static const char *names[][2] = {{"human", "user"}, {"gpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"developer", "system"},
-                                     {"observation", "tool"}, {"function", "tool"}, {"ipython", "tool"}, {"function_response", "tool"}};
-    static const char *known[] = {"system", "user", "assistant", "tool", "function_call"};
+    static const char *const roles[][2] = {
+        {"system", "system"}, {"developer", "system"}, {"user", "user"}, {"human", "user"}, {"assistant", "assistant"},
+        {"gpt", "assistant"}, {"model", "assistant"}, {"bot", "assistant"}, {"function_call", "function_call"},
+        {"tool", "tool"}, {"observation", "tool"}, {"function", "tool"}, {"ipython", "tool"}};
     const char *role = json_string_value(json_object_get(m, json_object_get(m, "role") ? "role" : "from"));
-    if (!json_is_object(m) || !role) {
+    const char *key = json_object_get(m, "content") || !json_object_get(m, "value") ? "content" : "value", *said = role;
+    if (!role) {
         sft__fail(r, "expected messages {\"role\", \"content\"} or {\"from\", \"value\"}");
         return;
     }
-    if (json_array_size(json_object_get(m, "tool_calls"))) sft__fail(r, "\"tool_calls\" is not read: write the call as a message of role function_call");
-    for (int i = 0; i < SFT_COUNT(names); i++)
-        if (!strcmp(role, names[i][0])) role = names[i][1];
-    bool found = false;
-    for (int i = 0; i < SFT_COUNT(known); i++) found = found || !strcmp(role, known[i]);
-    if (!found) sft__fail(r, "unknown role \"%s\"; expected system, user, assistant, tool or function_call", role);
-    const char *key = json_object_get(m, "content") || !json_object_get(m, "value") ? "content" : "value";
+    role = NULL;
+    for (int i = 0; i < SFT_COUNT(roles); i++)
+        if (!strcmp(said, roles[i][0])) role = roles[i][1];
+    if (!role) sft__fail(r, "unknown role \"%s\"; expected system, user, assistant, tool or function_call", said);
+    if (json_array_size(json_object_get(m, "tool_calls")))
+        sft__fail(r, "\"tool_calls\" is not read: write the call as a message of role function_call");
     const char *text = sft__text(r, json_object_get(m, key), key, NULL);
     double weight = sft__weight(r, m, "loss");
-    sft__say(r, role, text, !strcmp(role, "assistant") || !strcmp(role, "function_call") ? weight : 0);
+    if (role) sft__say(r, role, text, !strcmp(role, "assistant") || !strcmp(role, "function_call") ? weight : 0);
 }
 
 static void sft__read_messages(SftReader *r, json_t *list, const char *what) {
@@ -2146,62 +2132,60 @@ static void sft__read_messages(SftReader *r, json_t *list, const char *what) {
     json_array_foreach(list, i, m) sft__read_message(r, m);
 }
 
-// A system column stands in front, unless the messages bring their own.
-static void sft__read_system(SftReader *r, json_t *row) {
-    const char *text = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], "");
-    if (!*text || (r->messages && !strcmp(r->message[0].role, "system"))) return;
-    sft__say(r, "system", text, 0);
-    SftMessage m = r->message[r->messages - 1];
-    memmove(r->message + 1, r->message, (size_t)(r->messages - 1) * sizeof m);
-    r->message[0] = m;
+// What one side says: a text, or messages of its own. Returns the bytes of the last one.
+static size_t sft__read_side(SftReader *r, json_t *value, const char *what, const char *role, double weight) {
+    int first = r->messages;
+    if (json_is_object(json_array_get(value, 0)) && !json_object_get(json_array_get(value, 0), "type")) sft__read_messages(r, value, what);
+    else sft__say(r, role, sft__text(r, value, what, NULL), weight);
+    for (int i = first; i < r->messages && weight == 0; i++) r->message[i].weight = 0;
+    return r->messages ? r->message[r->messages - 1].bytes : 0;
 }
 
-static bool sft__read_alpaca(SftReader *r, json_t *row) {
-    json_t *history = json_object_get(row, r->name[SFT__HISTORY]), *pair;
+// A row, or one turn of a conversation, whose columns are a question and its answer, with or without a system text, more
+// input and earlier [question, answer] pairs. False where there is no answer to learn.
+static bool sft__read_turn(SftReader *r, json_t *row, int user, int output) {
+    json_t *pair, *question = json_object_get(row, r->name[user]), *answer = json_object_get(row, r->name[output]);
+    const char *system = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], ""), *input = "";
     size_t i;
-    json_array_foreach(history, i, pair) {
+    if (*system) sft__say(r, "system", system, 0);
+    json_array_foreach(json_object_get(row, r->name[SFT__HISTORY]), i, pair) {
         if (json_array_size(pair) != 2) sft__fail(r, "expected \"%s\" to be a list of [question, answer]", r->name[SFT__HISTORY]);
-        sft__say(r, "user", sft__text(r, json_array_get(pair, 0), r->name[SFT__HISTORY], NULL), 0);
-        sft__say(r, "assistant", sft__text(r, json_array_get(pair, 1), r->name[SFT__HISTORY], NULL), 1);
+        sft__read_side(r, json_array_get(pair, 0), r->name[SFT__HISTORY], "user", 0);
+        sft__read_side(r, json_array_get(pair, 1), r->name[SFT__HISTORY], "assistant", 1);
     }
-    const char *instruction = sft__text(r, json_object_get(row, r->name[SFT__INSTRUCTION]), r->name[SFT__INSTRUCTION], "");
-    const char *input = sft__text(r, json_object_get(row, r->name[SFT__INPUT]), r->name[SFT__INPUT], "");
-    const char *output = sft__text(r, json_object_get(row, r->name[SFT__OUTPUT]), r->name[SFT__OUTPUT], NULL);
-    sft__say(r, "user", *input ? *instruction ? sft__own(r, sft_format("%s\n%s", instruction, input)) : input : instruction, 0);
-    sft__say(r, "assistant", output, 1);
-    return *output && strcmp(output, "<nooutput>");
+    if (user == SFT__INSTRUCTION) input = sft__text(r, json_object_get(row, r->name[SFT__INPUT]), r->name[SFT__INPUT], "");
+    if (user == SFT__PROMPT) {
+        sft__read_side(r, question, r->name[user], "user", 0);
+    } else {
+        const char *text = sft__text(r, question, r->name[user], "");
+        if (*text && *input) text = sft__own(r, sft_format("%s\n%s", text, input));
+        sft__say(r, "user", *text ? text : input, 0);
+    }
+    size_t n = sft__read_side(r, answer, r->name[output], "assistant", sft__weight(r, row, "output_with_loss"));
+    return n && !(json_is_string(answer) && !strcmp(json_string_value(answer), "<nooutput>"));
 }
-
-static bool sft__read_pair(SftReader *r, json_t *row) { // prompt and completion, each a text or a list of messages
-    json_t *prompt = json_object_get(row, r->name[SFT__PROMPT]), *completion = json_object_get(row, r->name[SFT__COMPLETION]);
-    if (json_is_array(prompt)) sft__read_messages(r, prompt, r->name[SFT__PROMPT]);
-    else sft__say(r, "user", sft__text(r, prompt, r->name[SFT__PROMPT], NULL), 0);
-    for (int i = 0; i < r->messages; i++) r->message[i].weight = 0;
-    if (json_is_array(completion)) sft__read_messages(r, completion, r->name[SFT__COMPLETION]);
-    else sft__say(r, "assistant", sft__text(r, completion, r->name[SFT__COMPLETION], NULL), 1);
-    return r->messages && r->message[r->messages - 1].bytes;
-}
+static bool sft__read_alpaca(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__INSTRUCTION, SFT__OUTPUT); }
+static bool sft__read_pair(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__PROMPT, SFT__COMPLETION); }
 
 static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversation: {"system", "input", "output"} a turn
     json_t *turns = json_object_get(row, r->name[SFT__TURNS]), *turn;
+    bool some = false;
     size_t i;
+    json_array_foreach(turns, i, turn) some = sft__read_turn(r, turn, SFT__INPUT, SFT__OUTPUT) || some;
     if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
-    json_array_foreach(turns, i, turn) {
-        if (!json_is_object(turn)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
-        const char *system = sft__text(r, json_object_get(turn, "system"), "system", "");
-        if (*system) sft__say(r, "system", system, 0);
-        sft__say(r, "user", sft__text(r, json_object_get(turn, "input"), "input", ""), 0);
-        sft__say(r, "assistant", sft__text(r, json_object_get(turn, "output"), "output", NULL), sft__weight(r, turn, "output_with_loss"));
-    }
-    return r->messages > 0;
+    return some;
 }
 
-static bool sft__read_list(SftReader *r, json_t *row) {
-    const char *column = r->name[json_object_get(row, r->name[SFT__MESSAGES]) ? SFT__MESSAGES : SFT__CONVERSATIONS];
-    sft__read_messages(r, json_object_get(row, column), column);
-    json_t *chosen = json_object_get(row, r->name[SFT__CHOSEN]); // preference data: its better answer
-    if (json_is_array(chosen)) sft__read_messages(r, chosen, r->name[SFT__CHOSEN]);
-    else if (chosen) sft__read_message(r, chosen);
+static bool sft__read_list(SftReader *r, json_t *row) { // a system column stands in front of messages without their own
+    int column = json_object_get(row, r->name[SFT__MESSAGES]) ? SFT__MESSAGES : SFT__CONVERSATIONS;
+    json_t *list = json_object_get(row, r->name[column]), *chosen = json_object_get(row, r->name[SFT__CHOSEN]);
+    const char *system = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], "");
+    if (*system) sft__say(r, "system", system, 0);
+    sft__read_messages(r, list, r->name[column]);
+    if (*system && r->messages > 1 && !strcmp(r->message[1].role, "system"))
+        memmove(r->message, r->message + 1, (size_t)--r->messages * sizeof *r->message);
+    if (json_is_object(chosen)) sft__read_message(r, chosen); // preference data: its better answer
+    else if (chosen) sft__read_side(r, chosen, r->name[SFT__CHOSEN], "assistant", 1);
     return r->messages > 0;
 }
 
@@ -2209,12 +2193,12 @@ static bool sft__read_list(SftReader *r, json_t *row) {
    A reader returns false for a row without text to learn from. */
 #define SFT__C(column) (1 << SFT__##column)
 static const struct { const char *name; int needs, knows; bool (*read)(SftReader *, json_t *); } sft__formats[] = {
-    {"messages", SFT__C(MESSAGES), SFT__C(CHOSEN), sft__read_list},
+    {"messages", SFT__C(MESSAGES), SFT__C(SYSTEM) | SFT__C(CHOSEN), sft__read_list},
     {"sharegpt", SFT__C(CONVERSATIONS), SFT__C(SYSTEM) | SFT__C(CHOSEN), sft__read_list},
-    {"conversation", SFT__C(TURNS), SFT__C(SYSTEM), sft__read_turns},
-    {"prompt_completion", SFT__C(PROMPT) | SFT__C(COMPLETION), SFT__C(SYSTEM), sft__read_pair},
+    {"conversation", SFT__C(TURNS), 0, sft__read_turns},
+    {"prompt_completion", SFT__C(PROMPT) | SFT__C(COMPLETION), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_pair},
     {"alpaca", SFT__C(INSTRUCTION) | SFT__C(OUTPUT), SFT__C(INPUT) | SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca},
-    {"alpaca", SFT__C(INPUT) | SFT__C(OUTPUT), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca}, // XTuner's plain input and output
+    {"alpaca", SFT__C(INPUT) | SFT__C(OUTPUT), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca}, // without instruction
     {"text", SFT__C(WORDS), 0, NULL},
 };
 
@@ -2225,8 +2209,7 @@ static void sft__document(SftReader *r, SftRow *row, const char *text, size_t n)
     sft_encode(r->t, &ids, text, n, false);
     ids.ids = (int32_t *)sft_realloc(ids.ids, (size_t)(ids.n + 1) * sizeof(int32_t));
     if (eos >= 0 && (!ids.n || ids.ids[ids.n - 1] != eos)) ids.ids[ids.n++] = eos;
-    row->tokens.ids = ids.ids, row->tokens.n = row->tokens.cap = ids.n;
-    row->tokens.trained = (uint8_t *)memset(sft_alloc((size_t)ids.n), 1, (size_t)ids.n);
+    row->tokens = (SftTokens){ids.ids, (uint8_t *)memset(sft_alloc((size_t)ids.n), 1, (size_t)ids.n), ids.n, ids.n};
     row->kind = n ? SFT__DOCUMENT : SFT__EMPTY;
 }
 
@@ -2242,76 +2225,64 @@ static void sft__conversation(SftReader *r, SftRow *row) {
     r->error = sft_render(r->tpl, &row->tokens, r->message, r->messages, false);
 }
 
-static char *sft__keys(json_t *row) { // "a, b, c"
+static char *sft__keys(const SftReader *r, json_t *row, int known) { // columns other than the known ones: "a, b, c"
     char *all = strdup("");
     const char *key;
     json_t *value;
     json_object_foreach(row, key, value) {
-        char *longer = sft_format("%s%s%s", all, *all ? ", " : "", key);
-        free(all), all = longer;
+        bool skip = false;
+        for (int i = 0; i < SFT__COLUMNS; i++) skip = skip || (known >> i & 1 && !strcmp(r->name[i], key));
+        char *longer = skip ? NULL : sft_format("%s%s%s", all, *all ? ", " : "", key);
+        if (longer) free(all), all = longer;
     }
     return all;
 }
 
 static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first) {
+    const char *asked = r->config->dataset_format;
+    bool any = !strcmp(asked, "auto"), full = true;
     int have = 0, f = 0, n = SFT_COUNT(sft__formats);
-    const char *key, *asked = r->config->dataset_format;
-    json_t *value;
     for (int i = 0; i < SFT__COLUMNS; i++) have |= json_object_get(json, r->name[i]) ? 1 << i : 0;
-    while (f < n && ((strcmp(asked, "auto") && strcmp(asked, sft__formats[f].name)) || (have & sft__formats[f].needs) != sft__formats[f].needs)) f++;
+    while (f < n && ((!any && strcmp(asked, sft__formats[f].name)) || sft__formats[f].needs & ~have)) f++;
     if (f == n) {
-        char *keys = sft__keys(json);
-        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | instruction, output | text; \"columns\" renames); "
-                  "got %s", strcmp(asked, "auto") ? asked : "a known format", keys);
+        char *keys = sft__keys(r, json, 0);
+        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | instruction, "
+                  "output | text; \"columns\" renames); got %s", any ? "a known format" : asked, keys);
         free(keys);
         return;
     }
-    json_object_foreach(json, key, value) {
-        int i = 0;
-        while (i < SFT__COLUMNS && (!((sft__formats[f].needs | sft__formats[f].knows) >> i & 1) || strcmp(r->name[i], key))) i++;
-        if (i < SFT__COLUMNS || !first) continue;
-        char *longer = sft_format("%s%s\n", row->unknown ? row->unknown : "", key);
-        free(row->unknown), row->unknown = longer;
-    }
+    if (first) row->unknown = sft__keys(r, json, sft__formats[f].needs | sft__formats[f].knows);
     if (!sft__formats[f].read) {
         const char *text = sft__text(r, json_object_get(json, r->name[SFT__WORDS]), r->name[SFT__WORDS], "");
         sft__document(r, row, text, strlen(text));
-        return;
+    } else {
+        full = sft__formats[f].read(r, json);
+        row->kind = full ? SFT__SAMPLE : SFT__EMPTY;
+        if (!r->error && full) sft__conversation(r, row);
     }
-    bool full = sft__formats[f].read(r, json);
-    if (have & sft__formats[f].knows & SFT__C(SYSTEM)) sft__read_system(r, json);
-    if (!r->error && full) sft__conversation(r, row);
-    row->kind = full ? SFT__SAMPLE : SFT__EMPTY;
 }
 
 // Any thread: row->s -> row->tokens, or row->error.
 static void sft__read_row(SftReader *r, SftRow *row, const SftRows *f, bool first) {
+    json_error_t error;
     if (row->error) return;
     if (f->form == SFT__TEXT) {
         sft__document(r, row, row->s, row->n);
         return;
     }
-    json_error_t error;
     json_t *json = json_loadb(row->s, row->n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     r->messages = r->owned = 0, r->error = NULL;
-    if (!json) {
-        size_t at = SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n);
-        row->error = strdup(error.text), row->s += at, row->n -= at; // the place that the error names
-    } else if (!json_is_object(json)) {
-        row->error = strdup("expected a row {...}");
-    } else {
-        sft__read_object(r, row, json, first);
-        row->error = r->error;
-    }
+    if (!json) row->error = strdup(error.text), row->s += SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n); // the place
+    else if (!json_is_object(json)) row->error = strdup("expected a row {...}");
+    else sft__read_object(r, row, json, first), row->error = r->error;
     for (int i = 0; i < r->owned; i++) free(r->own[i]);
     json_decref(json);
 }
 
-static void sft__add_sample(SftDataset *d, SftSample s, int copies) {
-    for (int c = 0; c < copies; c++) {
-        if ((d->samples & (d->samples - 1)) == 0) d->sample = (SftSample *)sft_realloc(d->sample, (size_t)SFT_MAX(64, d->samples * 2) * sizeof s);
-        d->sample[d->samples++] = s;
-    }
+static void sft__add_sample(SftDataset *d, SftSample s) {
+    if ((d->samples & (d->samples - 1)) == 0) // full at every power of two
+        d->sample = (SftSample *)sft_realloc(d->sample, (size_t)SFT_MAX(64, d->samples * 2) * sizeof s);
+    d->sample[d->samples++] = s;
 }
 
 static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // the first token of a document is no target
@@ -2322,40 +2293,39 @@ static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // t
 
 // In the file's order: what the row has become joins the dataset, or is counted as dropped.
 static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *f, SftRow *row) {
-    int64_t n = row->tokens.n, longest = config->max_length;
-    d->report.rows++;
-    for (char *name = row->unknown, *end; name && (end = strchr(name, '\n')) != NULL; name = end + 1)
-        sft_note("%s: column \"%.*s\" is not used", f->path, (int)(end - name), name);
-    bool long_ = !row->error && row->kind == SFT__SAMPLE && n > longest;
-    if ((row->error && strcmp(config->on_bad_row, "skip")) || (long_ && !strcmp(config->truncation_mode, "error"))) {
+    SftTokens *all = &d->tokens;
+    SftDataReport *report = &d->report;
+    int64_t n = row->tokens.n, most = config->max_length, begin = all->n;
+    bool cut = !row->error && row->kind == SFT__SAMPLE && n > most, refused = cut && !strcmp(config->truncation_mode, "error");
+    report->rows++;
+    if (row->unknown && *row->unknown) sft_note("%s: not used: the columns %s", f->path, row->unknown);
+    if (refused || (row->error && strcmp(config->on_bad_row, "skip"))) {
         char *place = sft__row_place(f, (size_t)(row->s - f->s));
-        if (long_) sft_die(SFT_BAD_INPUT, "%s: this conversation has %" PRId64 " tokens, max_length is %" PRId64 " (truncation_mode error)", place, n, longest);
+        if (refused) sft_die(SFT_BAD_INPUT, "%s: this conversation has %" PRId64 " tokens, max_length is %" PRId64, place, n, most);
         sft_die(SFT_BAD_INPUT, "%s: %s (on_bad_row \"skip\" leaves such rows out)", place, row->error);
     }
-    if (long_ && !strcmp(config->truncation_mode, "drop")) {
-        d->report.dropped_too_long++;
-    } else if (row->error) {
-        d->report.bad++;
-    } else if (row->kind == SFT__EMPTY) {
-        d->report.dropped_empty++;
-    } else {
-        SftTokens *all = &d->tokens;
-        int64_t begin = all->n, piece = SFT_MIN(n, longest), keep = long_ ? longest : n;
-        if (begin + keep > all->cap) {
-            all->cap = (begin + keep) * 3 / 2 + 4096;
+    if (cut) n = most;
+    if (row->error) report->bad++;
+    else if (row->kind == SFT__EMPTY) report->dropped_empty++;
+    else if (cut && !strcmp(config->truncation_mode, "drop")) report->dropped_too_long++;
+    else if (!sft__range(&row->tokens, 0, n).trained) report->dropped_no_answer++;
+    else {
+        if (begin + n > all->cap) {
+            all->cap = (begin + n) * 3 / 2 + 4096;
             all->ids = (int32_t *)sft_realloc(all->ids, (size_t)all->cap * sizeof(int32_t));
             all->trained = (uint8_t *)sft_realloc(all->trained, (size_t)all->cap);
         }
-        memcpy(all->ids + begin, row->tokens.ids, (size_t)keep * sizeof(int32_t));
-        memcpy(all->trained + begin, row->tokens.trained, (size_t)keep);
-        all->n += keep;
-        d->report.truncated += long_, d->report.cut += keep > piece;
-        bool some = sft__range(all, begin, keep).trained > 0;
-        if (!some) d->report.dropped_no_answer++, all->n = begin;
-        for (int64_t at = 0; at < keep && some; at += piece) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(piece, keep - at)), row->copies);
+        memcpy(all->ids + begin, row->tokens.ids, (size_t)n * sizeof(int32_t));
+        memcpy(all->trained + begin, row->tokens.trained, (size_t)n);
+        all->n += n, report->truncated += cut, report->cut += n > most;
+        for (int64_t at = 0; at < n; at += most) // only a document of text is longer than one piece
+            for (int copy = 0; copy < row->copies; copy++) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
     }
     free(row->error), free(row->unknown), free(row->tokens.ids), free(row->tokens.trained);
 }
+
+// Selection sampling (Knuth 3.4.2, algorithm S): is this one of the `wanted` among the `left` that are still to come?
+static bool sft__chosen(uint64_t bits, int64_t left, int64_t wanted) { return sft_uniform(bits) * (double)left < (double)wanted; }
 
 // Rows are gathered in the file's order, read by all threads, and added in the file's order.
 static void sft__read_file(SftDataset *d, const SftReader *reader, const char *path, double weight, int which) {
@@ -2364,7 +2334,7 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
     SftRows f = sft__rows_open(path, !strcmp(config->dataset_format, "text"));
     SftRow *rows = SFT_NEW(SftRow, ROWS), row;
     double share = weight - floor(weight);
-    int64_t left = 0, wanted, index = 0; // of the rows that are left, so many are taken once more
+    int64_t left = 0, wanted; // of the rows that are left, so many are taken once more
     for (SftRows count = f; share > 0 && sft__next_row(&count, &row);) left++, free(row.error);
     wanted = llround(share * (double)left);
     for (bool more = true, first = true; more; first = false) {
@@ -2375,10 +2345,9 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
                 break;
             }
             row.copies = (int)weight;
-            if (left > 0) { // selection sampling (Knuth 3.4.2, algorithm S): exactly `wanted` rows, each equally likely
-                double u = sft_uniform(sft_random((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, (uint64_t)index++));
-                if (u * (double)left-- < (double)wanted) row.copies++, wanted--;
-            }
+            if (left > 0 && sft__chosen(sft_random((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, (uint64_t)left), left, wanted))
+                row.copies++, wanted--;
+            left--;
             if (row.copies || row.error) rows[n++] = row, bytes += row.n;
         }
 #pragma omp parallel
@@ -2449,84 +2418,66 @@ SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const Sft
     return d;
 }
 
-// Split: the samples with the smallest random keys go; copies of one row have one key and stay together.
-typedef struct { uint64_t key; int64_t index; } SftKey;
-static int sft__by_key(const void *a, const void *b) {
-    const SftKey *x = (const SftKey *)a, *y = (const SftKey *)b;
-    return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->index > y->index) - (x->index < y->index);
-}
-
 void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed) {
-    int64_t n = train->samples, want = share < 1 ? SFT_MAX(1, llround(share * (double)n)) : (int64_t)share, k = 0, kept = 0;
+    int64_t n = train->samples, wanted = share < 1 ? SFT_MAX(1, llround(share * (double)n)) : (int64_t)share;
     *validation = (SftDataset){.rows_per_step = train->rows_per_step, .epochs = train->epochs, .max_steps = train->max_steps};
     if (share <= 0) return;
-    SftKey *keys = SFT_NEW(SftKey, n);
-    bool *moves = SFT_NEW(bool, n);
-    for (int64_t i = 0; i < n; i++) keys[i] = (SftKey){sft_random(seed, 0, SFT_SITE_SPLIT, (uint64_t)train->sample[i].begin), i};
-    qsort(keys, (size_t)n, sizeof *keys, sft__by_key);
-    for (; k < n && (k < want || keys[k].key == keys[k - 1].key); k++) moves[keys[k].index] = true;
-    if (k >= n) sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", want, n);
-    SftTokens *to = &validation->tokens;
-    for (int64_t i = 0; i < n; i++) {
+    if (wanted >= n) sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", wanted, n);
+    validation->tokens = train->tokens, validation->tokens.cap = 0; // the same tokens, not its own
+    train->samples = 0;
+    bool moves = false;
+    for (int64_t i = 0, last = -1; i < n; i++) {
         SftSample s = train->sample[i];
-        if (!moves[i]) {
-            train->sample[kept++] = s;
-            continue;
-        }
-        to->cap = SFT_MAX(to->cap, (to->n + s.n) * 3 / 2);
-        to->ids = (int32_t *)sft_realloc(to->ids, (size_t)to->cap * sizeof *to->ids);
-        to->trained = (uint8_t *)sft_realloc(to->trained, (size_t)to->cap);
-        memcpy(to->ids + to->n, train->tokens.ids + s.begin, (size_t)s.n * sizeof *to->ids);
-        memcpy(to->trained + to->n, train->tokens.trained + s.begin, (size_t)s.n);
-        sft__add_sample(validation, (SftSample){to->n, s.n, s.trained}, 1);
-        to->n += s.n;
+        if (s.begin != last) moves = sft__chosen(sft_random(seed, 0, SFT_SITE_SPLIT, (uint64_t)i), n - i, wanted); // copies go together
+        last = s.begin, wanted -= moves;
+        if (moves) sft__add_sample(validation, s);
+        else train->sample[train->samples++] = s;
     }
-    train->samples = kept;
     validation->report.rows = validation->samples;
     sft__count(train), sft__count(validation);
-    free(keys), free(moves);
 }
 
 /* Packing, best fit decreasing: samples from long to short, each into the pack whose free space is the smallest that
    holds it, the oldest among equals; a new pack when none does. The packs of one free space are a queue; a binary tree
    over the sizes of free space says which queues are not empty: O(n log max_length), same packs as trl's "bfd". */
+static int64_t sft__next_leaf(const uint8_t *tree, int64_t leaves, int64_t at) { // the first leaf >= at that is set, 0: none
+    while (!tree[at]) { // up until a right neighbour is set, then down on its left side
+        while (at & 1) at /= 2;
+        if (!at) return 0;
+        for (at++; at < leaves && tree[at];) at = tree[2 * at] ? 2 * at : 2 * at + 1;
+    }
+    return at;
+}
+
 static void sft__pack_bfd(SftDataset *d, int64_t room) {
+    typedef struct { int64_t head, tail, longer; } Space; // queue of the packs with this space; samples that leave less
     int64_t n = d->samples, leaves = 1, packs = 0;
     while (leaves <= room) leaves *= 2;
     uint8_t *tree = SFT_NEW(uint8_t, 2 * leaves);
-    int64_t *head = SFT_NEW(int64_t, room + 1), *tail = SFT_NEW(int64_t, room + 1), *next = SFT_NEW(int64_t, n), *free_ = SFT_NEW(int64_t, n);
-    int64_t *count = SFT_NEW(int64_t, room + 2), *sorted = SFT_NEW(int64_t, n), *in = SFT_NEW(int64_t, n);
-    for (int64_t i = 0; i < n; i++) count[room - d->sample[i].n + 1]++; // counting sort, longest first, stable
-    for (int64_t i = 0; i <= room; i++) count[i + 1] += count[i];
-    for (int64_t i = 0; i < n; i++) sorted[count[room - d->sample[i].n]++] = i;
+    Space *space = SFT_NEW(Space, room + 2);
+    int64_t *next = SFT_NEW(int64_t, n), *free_ = SFT_NEW(int64_t, n), *sorted = SFT_NEW(int64_t, n), *in = SFT_NEW(int64_t, n);
+    for (int64_t i = 0; i < n; i++) space[room - d->sample[i].n + 1].longer++; // counting sort, longest first, stable
+    for (int64_t i = 0; i <= room; i++) space[i + 1].longer += space[i].longer;
+    for (int64_t i = 0; i < n; i++) sorted[space[room - d->sample[i].n].longer++] = i;
     d->pack = SFT_NEW(int64_t, n + 1);
     for (int64_t k = 0; k < n; k++) {
-        int64_t size = d->sample[sorted[k]].n, at = leaves + size, p;
-        while (at > 1 && !tree[at]) { // the next leaf to the right that is not empty
-            while (at > 1 && at & 1) at /= 2;
-            at = at > 1 ? at + 1 : 0;
-            while (at && tree[at] && at < leaves) at = tree[2 * at] ? 2 * at : 2 * at + 1;
-        }
-        if (at > 1) {
-            int64_t space = at - leaves;
-            p = head[space], head[space] = next[p];
-            if (p == tail[space])
-                for (tree[at] = 0; at > 1 && !tree[at] && !tree[at ^ 1]; at /= 2) tree[at / 2] = 0;
-        } else {
-            p = packs++, free_[p] = room;
-        }
+        int64_t size = d->sample[sorted[k]].n, at = sft__next_leaf(tree, leaves, leaves + size), p = packs;
+        Space *q = &space[at ? at - leaves : 0];
+        if (at) p = q->head, q->head = next[p];
+        else free_[packs++] = room;
+        if (at && p == q->tail) // the queue is empty now
+            for (tree[at] = 0; at > 1 && !tree[at] && !tree[at ^ 1]; at /= 2) tree[at / 2] = 0;
         free_[p] -= size, in[sorted[k]] = p, d->pack[p + 1]++;
-        int64_t space = free_[p];
-        if (tree[leaves + space]) next[tail[space]] = p;
-        else head[space] = p;
-        tail[space] = p;
-        for (at = leaves + space; at && !tree[at]; at /= 2) tree[at] = 1;
+        q = &space[free_[p]], at = leaves + free_[p];
+        if (tree[at]) next[q->tail] = p;
+        else q->head = p;
+        for (q->tail = p; at && !tree[at]; at /= 2) tree[at] = 1;
     }
     for (int64_t p = 0; p < packs; p++) d->pack[p + 1] += d->pack[p];
     memcpy(next, d->pack, (size_t)packs * sizeof *next); // where each pack's next sample goes
     for (int64_t k = 0; k < n; k++) d->order[next[in[sorted[k]]]++] = sorted[k];
     d->packs = packs;
-    free(tree), free(head), free(tail), free(next), free(free_), free(count), free(sorted), free(in);
+    free(tree), free(space), free(next), free(free_), free(sorted), free(in);
 }
 
 // Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second part
@@ -2582,7 +2533,8 @@ void sft_dataset_pack(SftDataset *d, const SftConfig *config) {
 
 void sft_dataset_free(SftDataset *d) {
     if (d->document != d->sample) free(d->document);
-    free(d->tokens.ids), free(d->tokens.trained), free(d->sample), free(d->pack), free(d->order);
+    if (d->tokens.cap) free(d->tokens.ids), free(d->tokens.trained); // else they are another dataset's
+    free(d->sample), free(d->pack), free(d->order);
     *d = (SftDataset){0};
 }
 
