@@ -1796,9 +1796,9 @@ void sft_tokenizer_free(SftTokenizer *t) {
    Chat templates
    ================================================================================================================
    A chat model sees one string in which marks say who speaks. Every family has its own marks, and a model that was
-   trained with one and is asked with another answers badly, so a template here renders, byte for byte, what the
-   family's own Jinja chat_template renders for system, user, assistant and tool messages (test/golden/make_templates.py
-   compares the two). In: messages. Out: token ids, each with a flag that says whether it is trained.
+   trained with one set and is asked with another answers badly, so a template renders, byte for byte, what the family's
+   own Jinja chat_template renders (test/golden/make_templates.py compares). In: messages. Out: token ids, each with a
+   flag that says whether it is trained.
 
    One table describes every family. A conversation becomes pieces that are tokenised one by one: the text before an
    answer, the answer, its stop token, the separator behind it. So the mask is exact: no token spans a border. A single
@@ -1806,361 +1806,284 @@ void sft_tokenizer_free(SftTokenizer *t) {
 
    Special tokens written in a message's text are recognised, as in Hugging Face's tokenizers (<think>, <tool_call>,
    ...), except the template's own marks: "<|im_end|>" inside a user's text stays the ten characters it is and cannot end
-   the turn. (Hugging Face would take it for the mark. Marks that are plain text, such as [INST], cannot be told apart.)
-   The usual pitfall: BOS twice, once by the template and once by the tokenizer. Here it comes from one place. */
+   the turn, where Hugging Face would take it for the mark. (Marks that are plain text, such as [INST], cannot be told
+   apart.) The usual pitfall: BOS twice, once by the template and once by the tokenizer. Here it comes from one place. */
+enum { SFT__T_SYSTEM, SFT__T_USER, SFT__T_ASSISTANT, SFT__T_TOOL, SFT__T_CALL, SFT__T_ROLES, // formats, one for each role
+       SFT__T_TOOLS_BEGIN = SFT__T_ROLES, SFT__T_TOOLS_BETWEEN, SFT__T_TOOLS_END,        // around and between outputs of tools
+       SFT__T_TAIL, SFT__T_FORMATS };                                               // ends a conversation
+static const char *const sft__roles[] = {"system", "user", "assistant", "tool", "function_call"};
+static const char *const sft__places[] = {"{system}", "{user}", "{assistant}", "{tool}", "{assistant}"};
 enum {
-    TPL_FUSE = 1,         // the system text stands inside the first user message
-    TPL_FUSE_LAST = 2,    // ... inside the last one
-    TPL_TRIM = 4,         // white space around every content is cut off, as Jinja's trim does
-    TPL_TRIM_ALL = 8,     // ... after the system text has been fused in
-    TPL_ALTERNATE = 16,   // user, assistant, user, ...: anything else is refused, as the family's own template does
-    TPL_BOS_EACH = 32,    // every user message begins with BOS (Llama 2: a conversation is a list of closed texts)
-    TPL_SYSTEM_UP = 64,   // all system messages are joined at the front
-    TPL_TOOL_ANSWERS = 128, // the answer after a tool's output has no heading of its own
-    TPL_THINK = 256,      // Qwen3: the last answer begins with <think>...</think>, empty unless the content brings one
+    SFT__T_FUSE = 1,           // the system text stands inside the first user message
+    SFT__T_FUSE_LAST = 2,      // ... inside the last one
+    SFT__T_TRIM = 4,           // white space around every content is cut off, as Jinja's trim does
+    SFT__T_TRIM_ALL = 8,       // ... after the system text has been fused in
+    SFT__T_ALTERNATE = 16,     // user, assistant, user, ...: anything else is refused, as the family's own template does
+    SFT__T_BOS_EACH = 32,      // every user message begins with BOS (Llama 2: a conversation is a list of closed texts)
+    SFT__T_SYSTEM_UP = 64,     // all system messages are joined at the front
+    SFT__T_TOOL_ANSWERS = 128, // the answer after a tool's output has no heading of its own
+    SFT__T_THINK = 256,        // Qwen3: the last answer begins with <think>...</think>, empty unless the content brings one
 };
-
-/* A row: name; marks that tell its Jinja text from the ones below it; formats; the stop token (NULL: the tokenizer's
-   eos); the system text of a conversation that brings none (NULL: none); a tool's output {before all, each, between,
-   after all} (NULL: as a user message); a function call; what ends a whole conversation; flags. {stop} is the stop token. */
-typedef struct {
-    const char *name, *mark[3], *system, *user, *assistant, *stop, *standard, *tool[4], *call, *tail;
-    int flags;
-} TplRow;
-#define TPL_IM "<|im_start|>system\n{system}<|im_end|>\n", "<|im_start|>user\n{user}<|im_end|>\n", "<|im_start|>assistant\n{assistant}{stop}\n", "<|im_end|>"
-#define TPL_IM_TOOL {"", "<|im_start|>tool\n{tool}<|im_end|>\n", "", ""}
-#define TPL_QWEN_TOOL {"<|im_start|>user", "\n<tool_response>\n{tool}\n</tool_response>", "", "<|im_end|>\n"}
-#define TPL_QWEN_CALL "<tool_call>\n{assistant}\n</tool_call>"
-#define TPL_HEAD(role) "<|start_header_id|>" role "<|end_header_id|>\n\n"
-static const TplRow tpl_rows[] = {
-    {"qwen3", {"<|im_start|>", "<tool_call>", "reasoning_content"}, TPL_IM, NULL, TPL_QWEN_TOOL, TPL_QWEN_CALL, "", TPL_THINK},
-    {"qwen", {"<|im_start|>", "<tool_call>"}, TPL_IM, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", TPL_QWEN_TOOL, TPL_QWEN_CALL, "", 0},
-    {"smollm2", {"<|im_start|>", "named SmolLM, trained by Hugging Face"}, TPL_IM,
-     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", TPL_IM_TOOL, NULL, "", 0},
-    {"internlm2", {"<|im_start|>", "bos_token"}, TPL_IM, NULL, TPL_IM_TOOL, NULL, "", 0},
-    {"chatml", {"<|im_start|>"}, TPL_IM, NULL, TPL_IM_TOOL, NULL, "", 0},
-    {"llama3.1", {"<|start_header_id|>", "Cutting Knowledge Date"},
-     TPL_HEAD("system") "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n{system}<|eot_id|>",
-     TPL_HEAD("user") "{user}<|eot_id|>", TPL_HEAD("assistant") "{assistant}{stop}", "<|eot_id|>", "",
-     {"", TPL_HEAD("ipython") "{tool}<|eot_id|>", "", ""}, NULL, "", TPL_TRIM},
-    {"llama3", {"<|start_header_id|>"}, TPL_HEAD("system") "{system}<|eot_id|>", TPL_HEAD("user") "{user}<|eot_id|>",
-     TPL_HEAD("assistant") "{assistant}{stop}", "<|eot_id|>", NULL, {"", TPL_HEAD("tool") "{tool}<|eot_id|>", "", ""}, NULL, "", TPL_TRIM},
-    {"llama2", {"[INST]", "<<SYS>>"}, "<<SYS>>\n{system}\n<</SYS>>\n\n", "[INST] {user} [/INST]", " {assistant} {stop}", NULL, NULL,
-     {0}, NULL, "", TPL_FUSE | TPL_TRIM_ALL | TPL_ALTERNATE | TPL_BOS_EACH},
-    {"mistral", {"\" [INST] \""}, "{system}\n\n", " [INST] {user} [/INST]", " {assistant}{stop}", NULL, NULL, {0}, NULL, "", TPL_FUSE | TPL_ALTERNATE},
-    {"mistral-v0.3", {"\"[INST] \"", "\"[/INST]\""}, "{system}\n\n", "[INST] {user}[/INST]", " {assistant}{stop}", NULL, NULL, {0}, NULL, "", TPL_FUSE_LAST | TPL_ALTERNATE},
-    {"mistral-v0.1", {"'[INST] '", "' [/INST]'", "eos_token + ' '"}, "{system}\n\n", "[INST] {user} [/INST]", "{assistant}{stop} ", NULL, NULL, {0}, NULL, "", TPL_FUSE | TPL_ALTERNATE},
-    {"mistral-v0.2", {"'[INST] '", "' [/INST]'"}, "{system}\n\n", "[INST] {user} [/INST]", "{assistant}{stop}", NULL, NULL, {0}, NULL, "", TPL_FUSE | TPL_ALTERNATE},
-    {"gemma", {"<start_of_turn>"}, "{system}\n\n", "<start_of_turn>user\n{user}<end_of_turn>\n", "<start_of_turn>model\n{assistant}{stop}\n",
-     "<end_of_turn>", NULL, {0}, NULL, "", TPL_FUSE | TPL_TRIM | TPL_ALTERNATE},
-    {"phi3", {"<|end|>", "<|assistant|>"}, "<|system|>\n{system}<|end|>\n", "<|user|>\n{user}<|end|>\n", "<|assistant|>\n{assistant}{stop}\n",
-     "<|end|>", NULL, {0}, NULL, "{eos}", 0},
-    {"zephyr", {"<|user|>", "<|assistant|>", "eos_token"}, "<|system|>\n{system}{stop}\n", "<|user|>\n{user}{stop}\n",
-     "<|assistant|>\n{assistant}{stop}\n", NULL, NULL, {0}, NULL, "", 0},
-    {"deepseek", {"<｜User｜>", "<｜Assistant｜>"}, "{system}", "<｜User｜>{user}", "<｜Assistant｜>{assistant}{stop}", "<｜end▁of▁sentence｜>", NULL,
-     {"<｜tool▁outputs▁begin｜>", "<｜tool▁output▁begin｜>{tool}<｜tool▁output▁end｜>", "\n", "<｜tool▁outputs▁end｜>"}, NULL, "",
-     TPL_SYSTEM_UP | TPL_TOOL_ANSWERS},
-    {"deepseek-v2", {"'User: '", "'Assistant: '", "eos_token"}, "{system}\n\n", "User: {user}\n\n", "Assistant: {assistant}{stop}", NULL, NULL, {0}, NULL, "", 0},
-    {"vicuna", {"USER: ", "ASSISTANT:"}, "{system} ", "USER: {user} ", "ASSISTANT: {assistant}{stop}", NULL,
-     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
-     "polite answers to the user's questions.", {0}, NULL, "", 0},
-    {"alpaca", {"Below is an instruction", "### Instruction:", "### Response:"}, "{system}\n\n", "### Instruction:\n{user}\n\n",
-     "### Response:\n{assistant}{stop}\n\n", NULL,
-     "Below is an instruction that describes a task. Write a response that appropriately completes the request.", {0}, NULL, "", 0},
-    {"default", {NULL}, "{system}\n\n", "### Instruction:\n{user}\n\n", "### Response:\n{assistant}{stop}\n\n", NULL, NULL, {0}, NULL, "", 0},
+/* A row: name; marks that tell its Jinja text from the ones below it; flags; the stop token (NULL: the tokenizer's eos);
+   the system text of a conversation that brings none; formats. {stop} is the stop token. No format for tools: their output
+   is a user message. The dates of Llama 3.1 are those its template falls back on. Mistral 0.3's own template loses the
+   system text once the last question is answered; here it stays where it stood when that was asked. */
+typedef struct { const char *name, *mark[3]; int flags; const char *stop, *standard, *format[SFT__T_FORMATS]; } Sft__Row;
+#define SFT__IM "<|im_start|>system\n{system}<|im_end|>\n", "<|im_start|>user\n{user}<|im_end|>\n", "<|im_start|>assistant\n{assistant}{stop}\n"
+#define SFT__IM_TOOL "<|im_start|>tool\n{tool}<|im_end|>\n"
+#define SFT__QWEN "\n<tool_response>\n{tool}\n</tool_response>", "<tool_call>\n{assistant}\n</tool_call>", "<|im_start|>user", "", "<|im_end|>\n"
+#define SFT__HEAD(role) "<|start_header_id|>" role "<|end_header_id|>\n\n"
+// clang-format off
+static const Sft__Row sft__rows[] = {
+    {"qwen3", {"<|im_start|>", "<tool_call>", "reasoning_content"}, SFT__T_THINK, "<|im_end|>", NULL, {SFT__IM, SFT__QWEN}},
+    {"qwen", {"<|im_start|>", "<tool_call>"}, 0, "<|im_end|>",
+     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", {SFT__IM, SFT__QWEN}},
+    {"smollm2", {"<|im_start|>", "named SmolLM, trained by Hugging Face"}, 0, "<|im_end|>",
+     "You are a helpful AI assistant named SmolLM, trained by Hugging Face", {SFT__IM, SFT__IM_TOOL}},
+    {"internlm2", {"<|im_start|>", "bos_token"}, 0, "<|im_end|>", NULL, {SFT__IM, SFT__IM_TOOL}},
+    {"chatml", {"<|im_start|>"}, 0, "<|im_end|>", NULL, {SFT__IM, SFT__IM_TOOL}},
+    {"llama3.1", {"<|start_header_id|>", "Cutting Knowledge Date"}, SFT__T_TRIM, "<|eot_id|>", "",
+     {SFT__HEAD("system") "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n{system}<|eot_id|>", SFT__HEAD("user") "{user}<|eot_id|>",
+      SFT__HEAD("assistant") "{assistant}{stop}", SFT__HEAD("ipython") "{tool}<|eot_id|>"}},
+    {"llama3", {"<|start_header_id|>"}, SFT__T_TRIM, "<|eot_id|>", NULL,
+     {SFT__HEAD("system") "{system}<|eot_id|>", SFT__HEAD("user") "{user}<|eot_id|>", SFT__HEAD("assistant") "{assistant}{stop}", SFT__HEAD("tool") "{tool}<|eot_id|>"}},
+    {"llama2", {"[INST]", "<<SYS>>"}, SFT__T_FUSE | SFT__T_TRIM_ALL | SFT__T_ALTERNATE | SFT__T_BOS_EACH, NULL, NULL,
+     {"<<SYS>>\n{system}\n<</SYS>>\n\n", "[INST] {user} [/INST]", " {assistant} {stop}"}},
+    {"mistral", {"\" [INST] \""}, SFT__T_FUSE | SFT__T_ALTERNATE, NULL, NULL, {"{system}\n\n", " [INST] {user} [/INST]", " {assistant}{stop}"}},
+    {"mistral-v0.3", {"\"[INST] \"", "\"[/INST]\""}, SFT__T_FUSE_LAST | SFT__T_ALTERNATE, NULL, NULL, {"{system}\n\n", "[INST] {user}[/INST]", " {assistant}{stop}"}},
+    {"mistral-v0.1", {"'[INST] '", "' [/INST]'", "eos_token + ' '"}, SFT__T_FUSE | SFT__T_ALTERNATE, NULL, NULL, {"{system}\n\n", "[INST] {user} [/INST]", "{assistant}{stop} "}},
+    {"mistral-v0.2", {"'[INST] '", "' [/INST]'"}, SFT__T_FUSE | SFT__T_ALTERNATE, NULL, NULL, {"{system}\n\n", "[INST] {user} [/INST]", "{assistant}{stop}"}},
+    {"gemma", {"<start_of_turn>"}, SFT__T_FUSE | SFT__T_TRIM | SFT__T_ALTERNATE, "<end_of_turn>", NULL,
+     {"{system}\n\n", "<start_of_turn>user\n{user}<end_of_turn>\n", "<start_of_turn>model\n{assistant}{stop}\n"}},
+    {"phi3", {"<|end|>", "<|assistant|>"}, 0, "<|end|>", NULL,
+     {"<|system|>\n{system}<|end|>\n", "<|user|>\n{user}<|end|>\n", "<|assistant|>\n{assistant}{stop}\n", [SFT__T_TAIL] = "{eos}"}},
+    {"zephyr", {"<|user|>", "<|assistant|>", "eos_token"}, 0, NULL, NULL,
+     {"<|system|>\n{system}{stop}\n", "<|user|>\n{user}{stop}\n", "<|assistant|>\n{assistant}{stop}\n"}},
+    {"deepseek", {"<｜User｜>", "<｜Assistant｜>"}, SFT__T_SYSTEM_UP | SFT__T_TOOL_ANSWERS, "<｜end▁of▁sentence｜>", NULL,
+     {"{system}", "<｜User｜>{user}", "<｜Assistant｜>{assistant}{stop}", "<｜tool▁output▁begin｜>{tool}<｜tool▁output▁end｜>", NULL,
+      "<｜tool▁outputs▁begin｜>", "\n", "<｜tool▁outputs▁end｜>"}},
+    {"deepseek-v2", {"'User: '", "'Assistant: '", "eos_token"}, 0, NULL, NULL, {"{system}\n\n", "User: {user}\n\n", "Assistant: {assistant}{stop}"}},
+    {"vicuna", {"USER: ", "ASSISTANT:"}, 0, NULL,
+     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite answers to the user's questions.",
+     {"{system} ", "USER: {user} ", "ASSISTANT: {assistant}{stop}"}},
+    {"alpaca", {"Below is an instruction", "### Instruction:", "### Response:"}, 0, NULL,
+     "Below is an instruction that describes a task. Write a response that appropriately completes the request.",
+     {"{system}\n\n", "### Instruction:\n{user}\n\n", "### Response:\n{assistant}{stop}\n\n"}},
+    {"default", {NULL}, 0, NULL, NULL, {"{system}\n\n", "### Instruction:\n{user}\n\n", "### Response:\n{assistant}{stop}\n\n"}},
 };
+// clang-format on
 
-typedef struct { char *before, *after; } TplPair; // a format, cut at its placeholder; before == NULL: there is none
 struct SftTemplate {
     const SftTokenizer *t;
-    char *name;
-    TplPair system, user, tool, call, answer; // answer: trained text around the content, before the stop token
-    char *head, *separator;                   // untrained text before an answer, behind its stop token
-    char *tool_begin, *tool_between, *tool_end, *standard, *tail;
-    int flags;
-    int32_t stop[16]; // the first is the one that is written
-    int nstops;
-    int32_t *mark; // special tokens of the formats: not recognised in a message's text
-    int nmarks;
+    char *name, *standard, *jinja;
+    char *before[SFT__T_FORMATS], *after[SFT__T_FORMATS]; // the formats, cut at their place; an answer's: trained text around it
+    char *head, *separator;                           // untrained text before an answer, behind its stop token
+    bool tools, marks_begin[256];                     // there is a format for tools' output; bytes that marks begin with
+    int flags, nstops, nmarks;
+    int32_t stop[16];    // the first is the one that is written
+    int32_t *mark;       // special tokens of the formats: not recognised in a message's text
     bool prefixed;       // the tokenizer puts a space before a text: a piece inside a text must not get one
     int64_t newline_ids; // ids of "\n", the stand-in for the text before such a piece
-    char *jinja;
 };
 
-typedef struct { char *s; size_t n, cap; } TplText; // a growing text; TPL_CUT marks where tokenisation is interrupted
-#define TPL_CUT '\xff' // never in UTF-8
+static void sft__adds(Sft__Bytes *b, const char *s) { sft__add(b, s, strlen(s)); }
 
-static void tpl_put(TplText *b, const char *s, size_t n) {
-    if (b->n + n + 1 > b->cap) b->s = (char *)sft_realloc(b->s, b->cap = (b->n + n + 64) * 2);
-    memcpy(b->s + b->n, s, n);
-    b->s[b->n += n] = 0;
-}
-static void tpl_puts(TplText *b, const char *s) { tpl_put(b, s, strlen(s)); }
-
-// A copy of `s` with every {stop} replaced by the stop token's text and {eos} by the tokenizer's eos.
-static char *tpl_filled(const SftTokenizer *t, const char *s, const char *stop) {
-    TplText b = {0};
-    const char *eos = sft_eos(t) >= 0 ? sft_token_text(t, sft_eos(t)) : "";
-    for (tpl_put(&b, "", 0); *s;) {
-        const char *value = !strncmp(s, "{stop}", 6) ? stop : !strncmp(s, "{eos}", 5) ? eos : NULL;
-        if (value) tpl_puts(&b, value), s = strchr(s, '}') + 1;
-        else tpl_put(&b, s++, 1);
+// Names of the rows whose stop token the vocabulary has; of all rows with t == NULL.
+static char *sft__row_names(const SftTokenizer *t) {
+    Sft__Bytes b = {0};
+    for (int i = 0; i < SFT_COUNT(sft__rows); i++) {
+        const char *stop = sft__rows[i].stop;
+        if (t && (stop ? sft_token_id(t, stop) : sft_eos(t)) < 0) continue;
+        sft__adds(&b, b.n ? ", " : ""), sft__adds(&b, sft__rows[i].name);
     }
-    return b.s;
+    sft__add(&b, "", 1);
+    return b.p;
 }
 
-static TplPair tpl_pair(const SftTokenizer *t, const char *format, const char *key, const char *stop) {
-    if (!format) return (TplPair){0};
-    const char *at = strstr(format, key);
-    if (!at) sft_die(SFT_BAD_INPUT, "template: %s is missing in \"%s\"", key, format);
-    if (strstr(at + 1, key)) sft_die(SFT_BAD_INPUT, "template: %s stands twice in \"%s\"", key, format);
-    char *left = strndup(format, (size_t)(at - format));
-    TplPair p = {tpl_filled(t, left, stop), tpl_filled(t, at + strlen(key), stop)};
-    free(left);
-    return p;
-}
-
-// The id of a stop token, NULL meaning eos; -1 if the vocabulary has no such token.
-static int32_t tpl_stop_id(const SftTokenizer *t, const char *stop) { return stop ? sft_token_id(t, stop) : sft_eos(t); }
-
-static void tpl_add_stop(SftTemplate *p, const char *stop) {
-    int32_t id = tpl_stop_id(p->t, stop);
-    if (id < 0) {
-        TplText fit = {0};
-        for (int i = 0; i < SFT_COUNT(tpl_rows); i++)
-            if (tpl_stop_id(p->t, tpl_rows[i].stop) >= 0) tpl_puts(&fit, fit.n ? ", " : ""), tpl_puts(&fit, tpl_rows[i].name);
+static void sft__add_stop(SftTemplate *p, const char *stop) { // NULL: the tokenizer's eos
+    int32_t id = stop ? sft_token_id(p->t, stop) : sft_eos(p->t);
+    if (id < 0)
         sft_die(SFT_BAD_INPUT, "template %s ends an answer with %s, which is not one token of this vocabulary; templates that fit: %s",
-                p->name, stop ? stop : "the tokenizer's eos_token", fit.n ? fit.s : "none: the tokenizer has no eos_token");
-    }
+                p->name, stop ? stop : "the tokenizer's eos_token", sft__row_names(p->t));
     for (int i = 0; i < p->nstops; i++)
         if (p->stop[i] == id) return;
     if (p->nstops < SFT_COUNT(p->stop)) p->stop[p->nstops++] = id;
 }
 
-// Special tokens among the ids of the row's formats, stop tokens, BOS and eos: those that skip_special leaves out.
-static void tpl_find_marks(SftTemplate *p, const TplRow *row) {
-    const char *formats[] = {row->system, row->user, row->assistant, row->tool[0], row->tool[1], row->tool[3]};
+// Format f: filled in and cut at its place.
+static void sft__set_format(SftTemplate *p, int f, const char *format) {
+    const char *stop = sft_token_text(p->t, p->stop[0]), *eos = sft_eos(p->t) < 0 ? "" : sft_token_text(p->t, sft_eos(p->t));
+    const char *place = f < SFT__T_ROLES ? sft__places[f] : NULL;
+    Sft__Bytes side[2] = {{0}};
+    int at = 0;
+    for (const char *s = format; *s;) {
+        const char *value = !strncmp(s, "{stop}", 6) ? stop : !strncmp(s, "{eos}", 5) ? eos : NULL;
+        if (place && !strncmp(s, place, strlen(place))) {
+            if (at++) sft_die(SFT_BAD_INPUT, "template: %s stands twice in \"%s\"", place, format);
+            s += strlen(place);
+        } else if (value) {
+            sft__adds(&side[at], value), s = strchr(s, '}') + 1;
+        } else {
+            sft__add(&side[at], s++, 1);
+        }
+    }
+    if (place && !at) sft_die(SFT_BAD_INPUT, "template: %s is missing in \"%s\"", place, format);
+    sft__add(&side[0], "", 1), sft__add(&side[1], "", 1);
+    p->before[f] = side[0].p, p->after[f] = side[1].p;
+}
+
+// Special tokens among the ids of the formats, stop tokens, BOS and eos: those that skip_special leaves out.
+static void sft__find_marks(SftTemplate *p) {
     SftIds ids = {0};
-    for (int i = 0; i < SFT_COUNT(formats); i++)
-        if (formats[i]) sft_encode(p->t, &ids, formats[i], strlen(formats[i]), false);
-    int64_t n = ids.n + p->nstops + 2;
-    p->mark = SFT_NEW(int32_t, n);
-    for (int64_t i = 0, k; i < n; i++) {
-        k = i - ids.n;
-        int32_t id = k < 0 ? ids.ids[i] : k < p->nstops ? p->stop[k] : k == p->nstops ? sft_bos(p->t) : sft_eos(p->t);
-        bool known = id < 0;
-        for (int j = 0; j < p->nmarks && !known; j++) known = p->mark[j] == id;
-        char *text = known ? NULL : sft_decode(p->t, &id, 1, true, NULL);
-        if (text && !*text && sft_token_text(p->t, id)) p->mark[p->nmarks++] = id;
+    sft__reserve(&ids, p->nstops + 2);
+    for (int i = 0; i < p->nstops; i++) ids.ids[ids.n++] = p->stop[i];
+    ids.ids[ids.n++] = sft_bos(p->t), ids.ids[ids.n++] = sft_eos(p->t);
+    sft_encode(p->t, &ids, p->head, strlen(p->head), false), sft_encode(p->t, &ids, p->separator, strlen(p->separator), false);
+    for (int f = 0; f < SFT__T_FORMATS; f++)
+        sft_encode(p->t, &ids, p->before[f], strlen(p->before[f]), false), sft_encode(p->t, &ids, p->after[f], strlen(p->after[f]), false);
+    p->mark = SFT_NEW(int32_t, ids.n);
+    for (int64_t i = 0; i < ids.n; i++) {
+        bool known = ids.ids[i] < 0;
+        for (int j = 0; j < p->nmarks && !known; j++) known = p->mark[j] == ids.ids[i];
+        char *text = known ? NULL : sft_decode(p->t, &ids.ids[i], 1, true, NULL);
+        const char *mark = text && !*text ? sft_token_text(p->t, ids.ids[i]) : NULL;
+        if (mark) p->mark[p->nmarks++] = ids.ids[i], p->marks_begin[(unsigned char)*mark] = true;
         free(text);
     }
     free(ids.ids);
 }
 
-// Does a tokenizer put a space before a text ("a" is not what "\na" ends with)? SentencePiece does.
-static void tpl_find_prefix(SftTemplate *p) {
+// Does the tokenizer put a space before a text ("a" is not what "\na" ends with)? SentencePiece does.
+static void sft__find_prefix(SftTemplate *p) {
     SftIds a = {0}, newline = {0}, both = {0};
-    sft_encode(p->t, &a, "a", 1, false);
-    sft_encode(p->t, &newline, "\n", 1, false);
-    sft_encode(p->t, &both, "\na", 2, false);
-    p->newline_ids = newline.n;
-    bool separable = both.n > newline.n && !memcmp(both.ids, newline.ids, (size_t)newline.n * sizeof *newline.ids);
-    p->prefixed = separable && (both.n - newline.n != a.n || memcmp(both.ids + newline.n, a.ids, (size_t)a.n * sizeof *a.ids));
+    sft_encode(p->t, &a, "a", 1, false), sft_encode(p->t, &newline, "\n", 1, false), sft_encode(p->t, &both, "\na", 2, false);
+    int64_t n = p->newline_ids = newline.n;
+    bool separable = both.n > n && !memcmp(both.ids, newline.ids, (size_t)n * sizeof(int32_t));
+    p->prefixed = separable && (both.n - n != a.n || memcmp(both.ids + n, a.ids, (size_t)a.n * sizeof(int32_t)));
     free(a.ids), free(newline.ids), free(both.ids);
 }
 
-static SftTemplate *tpl_make(const SftTokenizer *t, const TplRow *row) {
+static SftTemplate *sft__template_of(const SftTokenizer *t, const Sft__Row *row) {
     SftTemplate *p = SFT_NEW(SftTemplate, 1);
-    p->t = t, p->name = strdup(row->name), p->flags = row->flags;
-    tpl_add_stop(p, row->stop);
-    const char *stop = sft_token_text(t, p->stop[0]);
-    p->system = tpl_pair(t, row->system, "{system}", stop);
-    p->user = tpl_pair(t, row->user, "{user}", stop);
-    p->tool = tpl_pair(t, row->tool[1], "{tool}", stop);
-    p->call = tpl_pair(t, row->call ? row->call : "{assistant}", "{assistant}", stop);
-    p->answer = tpl_pair(t, row->assistant, "{assistant}", stop);
-    p->tool_begin = tpl_filled(t, row->tool[0] ? row->tool[0] : "", stop);
-    p->tool_between = tpl_filled(t, row->tool[2] ? row->tool[2] : "", stop);
-    p->tool_end = tpl_filled(t, row->tool[3] ? row->tool[3] : "", stop);
+    p->t = t, p->name = strdup(row->name), p->flags = row->flags, p->tools = row->format[SFT__T_TOOL] != NULL;
     p->standard = row->standard ? strdup(row->standard) : NULL;
-    p->tail = tpl_filled(t, row->tail, stop);
-    p->head = p->answer.before; // untrained but for one last space
-    size_t n = strlen(p->head);
-    bool space = n && p->head[n - 1] == ' ' && (n == 1 || p->head[n - 2] != ' ');
-    p->head[n - space] = 0;
-    p->answer.before = strdup(space ? " " : "");
-    char *end = strstr(p->answer.after, stop); // where the stop token is not written it stands right behind the text
+    sft__add_stop(p, row->stop);
+    for (int f = 0; f < SFT__T_FORMATS; f++) sft__set_format(p, f, row->format[f] ? row->format[f] : f < SFT__T_ROLES ? sft__places[f] : "");
+    char *head = p->head = p->before[SFT__T_ASSISTANT]; // untrained but for one last space
+    size_t n = strlen(head);
+    bool space = n && head[n - 1] == ' ' && (n == 1 || head[n - 2] != ' ');
+    head[n - space] = 0;
+    p->before[SFT__T_ASSISTANT] = strdup(space ? " " : "");
+    const char *stop = sft_token_text(t, p->stop[0]);
+    char *end = strstr(p->after[SFT__T_ASSISTANT], stop); // where it is not written it stands right behind the text
     p->separator = strdup(end ? end + strlen(stop) : "");
     if (end) *end = 0;
-    if (sft_eos(t) >= 0) tpl_add_stop(p, NULL);
-    tpl_find_prefix(p);
-    tpl_find_marks(p, row);
+    if (sft_eos(t) >= 0) sft__add_stop(p, NULL);
+    sft__find_prefix(p), sft__find_marks(p);
     return p;
 }
 
-// The system text that a ChatML chat_template brings along, NULL if none: literal text between the system mark and <|im_end|>.
-static char *tpl_standard_of(const char *jinja) {
-    for (const char *mark = "<|im_start|>system", *s = strstr(jinja, mark); s; s = strstr(s + 1, mark)) {
-        const char *text = s + strlen(mark), *end = strstr(text, "<|im_end|>");
-        if (*text == '\n') text += 1;
-        else if (text[0] == '\\' && text[1] == 'n') text += 2;
-        else continue;
-        if (!end || end <= text || memchr(text, '{', (size_t)(end - text)) || memchr(text, '}', (size_t)(end - text))) continue;
-        if (memchr(text, '+', (size_t)(end - text))) continue; // ... + messages[0].content + ...
-        TplText b = {0};
-        for (; text < end; text++)
-            if (text[0] == '\\' && text + 1 < end) text++, tpl_put(&b, *text == 'n' ? "\n" : text, 1);
-            else tpl_put(&b, text, 1);
-        return b.s;
-    }
-    return NULL;
-}
-
-static const TplRow *tpl_find(const char *name) {
-    size_t n = strlen(name);
-    if (n > 5 && (!strcmp(name + n - 5, "_chat") || !strcmp(name + n - 5, "-chat"))) n -= 5; // XTuner's names
-    for (int i = 0; i < SFT_COUNT(tpl_rows); i++)
-        if (strlen(tpl_rows[i].name) == n && !strncmp(name, tpl_rows[i].name, n)) return &tpl_rows[i];
-    return NULL;
-}
-
-static const TplRow *tpl_recognise(const char *jinja) {
-    for (int i = 0; jinja && i < SFT_COUNT(tpl_rows); i++) {
-        bool all = tpl_rows[i].mark[0] != NULL;
-        for (int k = 0; k < 3 && tpl_rows[i].mark[k] && all; k++) all = strstr(jinja, tpl_rows[i].mark[k]) != NULL;
-        if (all) return &tpl_rows[i];
-    }
-    return NULL;
-}
-
-SFT_NORETURN static void tpl_unknown(const char *what, const char *name) {
-    TplText names = {0};
-    for (int i = 0; i < SFT_COUNT(tpl_rows); i++) tpl_puts(&names, i ? ", " : ""), tpl_puts(&names, tpl_rows[i].name);
-    sft_die(SFT_BAD_INPUT, "template: %s%s; expected one of %s, or {\"system\", \"user\", \"assistant\", \"stop\"}", what, name, names.s);
-}
-
-// The template of a JSON object: texts with {system}, {user}, {assistant}; "stop": a token or a list of them.
-static SftTemplate *tpl_plain(const SftTokenizer *t, json_t *plain) {
-    TplRow row = {.name = "plain", .system = "{system}\n\n", .user = "{user}", .assistant = "{assistant}", .tail = ""};
-    const struct { const char *key, **text; } keys[] = {{"system", &row.system}, {"user", &row.user}, {"assistant", &row.assistant},
-                                                        {"tool", &row.tool[1]}, {"default_system", &row.standard}};
+// The template of a JSON object: texts with {system}, {user}, {assistant}, {tool}; "stop": a token or a list of them.
+static SftTemplate *sft__plain_template(const SftTokenizer *t, json_t *plain) {
+    Sft__Row row = {.name = "plain", .format = {"{system}\n\n"}};
     const char *key;
-    json_t *value, *stops = json_object_get(plain, "stop");
+    json_t *value, *stops = json_object_get(plain, "stop"), *user = json_object_get(plain, "user");
     json_object_foreach(plain, key, value) {
-        int k = 0;
-        while (k < SFT_COUNT(keys) && strcmp(key, keys[k].key)) k++;
+        int f = 0;
+        while (f < SFT__T_CALL && strcmp(key, sft__roles[f])) f++;
         if (!strcmp(key, "stop")) continue;
-        if (k == SFT_COUNT(keys)) sft_die(SFT_BAD_INPUT, "template: unknown key \"%s\"; known: system, user, assistant, stop, tool, default_system", key);
         if (!json_is_string(value)) sft_die(SFT_BAD_INPUT, "template: \"%s\" is not a string", key);
-        *keys[k].text = json_string_value(value);
+        if (!strcmp(key, "default_system")) row.standard = json_string_value(value);
+        else if (f < SFT__T_CALL) row.format[f] = json_string_value(value);
+        else sft_die(SFT_BAD_INPUT, "template: unknown key \"%s\"; known: system, user, assistant, tool, default_system, stop", key);
     }
-    if (!json_object_get(plain, "user")) sft_die(SFT_BAD_INPUT, "template: \"user\" is missing, a text with {user} in it");
-    size_t n = json_is_array(stops) ? json_array_size(stops) : 0;
-    for (size_t i = 0; i < SFT_MAX(n, 1); i++) {
-        json_t *stop = n ? json_array_get(stops, i) : stops;
-        if (stop && !json_is_string(stop)) sft_die(SFT_BAD_INPUT, "template: \"stop\" is not a token or a list of tokens");
-        if (i == 0) row.stop = json_string_value(stop);
+    if (!user) sft_die(SFT_BAD_INPUT, "template: \"user\" is missing, a text with {user} in it");
+    json_t *first = json_is_array(stops) ? json_array_get(stops, 0) : stops;
+    if (stops && !json_is_string(first)) sft_die(SFT_BAD_INPUT, "template: \"stop\" is not a token or a list of tokens");
+    row.stop = json_string_value(first);
+    SftTemplate *p = sft__template_of(t, &row);
+    for (size_t i = 1; i < json_array_size(stops); i++) {
+        const char *stop = json_string_value(json_array_get(stops, i));
+        if (!stop) sft_die(SFT_BAD_INPUT, "template: \"stop\" is not a token or a list of tokens");
+        sft__add_stop(p, stop);
     }
-    SftTemplate *p = tpl_make(t, &row);
-    for (size_t i = 1; i < n; i++) tpl_add_stop(p, json_string_value(json_array_get(stops, i)));
     return p;
 }
 
-// Rendering. White space as Python's str.strip and Jinja's trim know it, in UTF-8.
-static size_t tpl_space(const char *s, size_t n) { // bytes of the white space character that s begins with, 0 if none
-    static const char *wide[] = {"\xc2\x85", "\xc2\xa0", "\xe1\x9a\x80", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f", "\xe3\x80\x80"};
-    if (n && (*s == ' ' || (*s >= '\t' && *s <= '\r') || (*s >= 0x1c && *s <= 0x1f))) return 1;
-    for (int i = 0; i < SFT_COUNT(wide); i++)
-        if (n >= strlen(wide[i]) && !memcmp(s, wide[i], strlen(wide[i]))) return strlen(wide[i]);
-    return n >= 3 && !memcmp(s, "\xe2\x80", 2) && (unsigned char)s[2] >= 0x80 && (unsigned char)s[2] <= 0x8a ? 3 : 0;
+// Rendering
+static void sft__trim_text(const char **s, size_t *n) { // as Python's str.strip
+    utf8proc_int32_t c = 0;
+    for (utf8proc_ssize_t k; (k = utf8proc_iterate((const uint8_t *)*s, (utf8proc_ssize_t)*n, &c)) > 0 && sft__white((uint32_t)c);)
+        *s += k, *n -= (size_t)k;
+    for (size_t k; *n; *n -= k) {
+        for (k = 1; k < *n && ((*s)[*n - k] & 0xc0) == 0x80;) k++; // back over a character
+        if (utf8proc_iterate((const uint8_t *)*s + *n - k, (utf8proc_ssize_t)k, &c) <= 0 || !sft__white((uint32_t)c)) break;
+    }
 }
 
-static void tpl_trim(const char **s, size_t *n) {
-    for (size_t k; (k = tpl_space(*s, *n)) > 0;) *s += k, *n -= k;
-    for (size_t k = 1; k <= 3 && k <= *n;) // the last character is 1 to 3 bytes long, if it is white space
-        if (tpl_space(*s + *n - k, k) == k) *n -= k, k = 1;
-        else k++;
-}
-
-// Appends a message's text; inside the template's own marks tokenisation will be cut behind the first character.
-static void tpl_put_content(const SftTemplate *p, TplText *b, const char *s, size_t n) {
-    for (size_t i = 0, from = 0;; i++) {
-        size_t cut = i == n ? n : 0;
-        for (int k = 0; k < p->nmarks && i < n; k++) {
+// Appends a message's text. Inside the template's own marks tokenisation is cut, behind the first character: a byte that
+// UTF-8 never has stands there.
+#define SFT__CUT "\xff"
+static void sft__add_content(const SftTemplate *p, Sft__Bytes *b, const char *s, size_t n) {
+    for (size_t i = 0, from = 0; i <= n; i++) {
+        bool cut = false;
+        for (int k = 0; i < n && p->marks_begin[(unsigned char)s[i]] && k < p->nmarks && !cut; k++) {
             const char *mark = sft_token_text(p->t, p->mark[k]);
-            size_t m = mark[0] == s[i] ? strlen(mark) : 0;
-            if (m > 1 && m <= n - i && !memcmp(mark, s + i, m)) cut = i + 1;
+            cut = strlen(mark) > 1 && !strncmp(s + i, mark, SFT_MIN(strlen(mark), n - i + 1));
         }
         if (!cut && i < n) continue;
-        tpl_put(b, s + from, cut - from);
-        if (i == n) return;
-        tpl_put(b, (char[]){TPL_CUT}, 1), from = cut;
+        sft__add(b, s + from, i + cut - from), from = i + cut;
+        if (cut) sft__adds(b, SFT__CUT);
     }
 }
 
-static void tpl_push(SftTokens *out, int64_t n) { // room for n tokens
-    if (n <= out->cap) return;
-    out->cap = SFT_MAX(n, out->cap * 2 + 64);
-    out->ids = (int32_t *)sft_realloc(out->ids, (size_t)out->cap * sizeof *out->ids);
-    out->trained = (uint8_t *)sft_realloc(out->trained, (size_t)out->cap);
-}
-
-static void tpl_push_id(SftTokens *out, int32_t id, bool trained) {
-    tpl_push(out, out->n + 1);
+static void sft__push_token(SftTokens *out, int32_t id, bool trained) {
+    if (out->n == out->cap) {
+        out->cap = out->cap * 2 + 64;
+        out->ids = (int32_t *)sft_realloc(out->ids, (size_t)out->cap * sizeof *out->ids);
+        out->trained = (uint8_t *)sft_realloc(out->trained, (size_t)out->cap);
+    }
     out->ids[out->n] = id, out->trained[out->n++] = trained;
 }
 
-// Tokenises what has gathered in `b`, with the flag, and empties it. Where the tokenizer puts a space before a text, the
-// piece is encoded behind what stands before it (the mark, or a stand-in that merges with nothing), as it would be whole.
-static void tpl_flush(const SftTemplate *p, SftTokens *out, TplText *b, bool trained) {
+// Tokenises the text that has gathered in `b` and empties it. Where the tokenizer puts a space before a text, a piece is
+// encoded behind what stands before it (the mark, or a stand-in that merges with nothing), as it would be in the whole.
+static void sft__flush(const SftTemplate *p, SftTokens *out, Sft__Bytes *b, bool trained) {
     SftIds ids = {0};
-    TplText whole = {0};
-    for (size_t from = 0, end; from < b->n; from = end + 1) {
-        const char *cut = (const char *)memchr(b->s + from, TPL_CUT, b->n - from);
-        end = cut ? (size_t)(cut - b->s) : b->n;
+    Sft__Bytes whole = {0};
+    for (size_t from = 0, n; from < b->n; from += n + 1) {
+        const char *cut = memchr(b->p + from, SFT__CUT[0], b->n - from), *before = "";
+        n = cut ? (size_t)(cut - b->p) - from : b->n - from;
         int64_t drop = 0;
-        const char *before = NULL;
-        if (p->prefixed && out->n) {
-            before = "\n", drop = p->newline_ids;
-            for (int i = 0; i < p->nmarks; i++)
-                if (p->mark[i] == out->ids[out->n - 1]) before = sft_token_text(p->t, p->mark[i]), drop = 1;
-        }
-        ids.n = 0;
-        if (before) {
-            whole.n = 0, tpl_puts(&whole, before), tpl_put(&whole, b->s + from, end - from);
-            sft_encode(p->t, &ids, whole.s, whole.n, false);
-        } else {
-            sft_encode(p->t, &ids, b->s + from, end - from, false);
-        }
-        for (int64_t i = drop; i < ids.n; i++) tpl_push_id(out, ids.ids[i], trained);
+        if (p->prefixed && out->n) before = "\n", drop = p->newline_ids;
+        for (int i = 0; i < p->nmarks && drop; i++)
+            if (p->mark[i] == out->ids[out->n - 1]) before = sft_token_text(p->t, p->mark[i]), drop = 1;
+        whole.n = ids.n = 0;
+        sft__adds(&whole, before), sft__add(&whole, b->p + from, n);
+        if (whole.n) sft_encode(p->t, &ids, whole.p, whole.n, false);
+        for (int64_t i = drop; i < ids.n; i++) sft__push_token(out, ids.ids[i], trained);
     }
-    free(ids.ids), free(whole.s);
+    free(ids.ids), free(whole.p);
     b->n = 0;
 }
 
-static void tpl_put_pair(TplText *b, TplPair format, const TplText *content) {
-    tpl_puts(b, format.before), tpl_put(b, content->s, content->n), tpl_puts(b, format.after);
-}
-
-enum { TPL_SYSTEM, TPL_USER, TPL_ASSISTANT, TPL_CALL, TPL_TOOL, TPL_ROLES };
-static const char *const tpl_roles[TPL_ROLES] = {"system", "user", "assistant", "function_call", "tool"};
-static int tpl_role(const SftMessage *m) {
-    if (!strcmp(m->role, "observation")) return TPL_TOOL;
-    for (int r = 0; r < TPL_ROLES; r++)
-        if (!strcmp(m->role, tpl_roles[r])) return r;
+static int sft__role(const SftMessage *m) {
+    if (!strcmp(m->role, "observation")) return SFT__T_TOOL;
+    for (int r = 0; r < SFT__T_ROLES; r++)
+        if (!strcmp(m->role, sft__roles[r])) return r;
     return -1;
 }
-static bool tpl_answers(int role) { return role == TPL_ASSISTANT || role == TPL_CALL; }
+static bool sft__answers(int role) { return role == SFT__T_ASSISTANT || role == SFT__T_CALL; }
 
-static char *tpl_check(const SftTemplate *p, const SftMessage *m, int n) {
+static char *sft__check_roles(const SftTemplate *p, const SftMessage *m, int n) {
     int turn = 0;
     for (int i = 0; i < n; i++) {
-        int r = tpl_role(&m[i]);
-        if (r < 0) return sft_format("message %d: unknown role \"%s\"; expected system, user, assistant, tool, observation or function_call", i + 1, m[i].role);
-        if (r == TPL_SYSTEM && i > 0 && p->flags & (TPL_FUSE | TPL_FUSE_LAST))
+        int r = sft__role(&m[i]);
+        if (r < 0)
+            return sft_format("message %d: unknown role \"%s\"; expected system, user, assistant, tool, observation or function_call", i + 1, m[i].role);
+        if (r == SFT__T_SYSTEM && i > 0 && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST))
             return sft_format("message %d: template %s takes a system message in the first place only", i + 1, p->name);
-        if (r == TPL_SYSTEM) continue;
-        if (p->flags & TPL_ALTERNATE && tpl_answers(r) != (turn++ % 2 == 1))
+        if (r != SFT__T_SYSTEM && p->flags & SFT__T_ALTERNATE && sft__answers(r) != (turn++ % 2 == 1))
             return sft_format("message %d: template %s wants user and assistant in turn, this one is by %s", i + 1, p->name, m[i].role);
     }
     return n ? NULL : sft_format("a conversation without messages");
@@ -2168,144 +2091,114 @@ static char *tpl_check(const SftTemplate *p, const SftMessage *m, int n) {
 
 /* Qwen3: cuts the reasoning off a content ("<think>...</think>answer") and puts it back, empty if there was none, where
    the family's template does: in answers after the last user message, the last of all or those that reason. */
-static void tpl_think(const SftTemplate *p, TplText *b, const char *s, size_t n, bool after_user, bool last) {
-    const char *thought = s, *end = NULL;
-    for (const char *at; (at = strstr(s, "</think>")) != NULL;) {
-        if (!end) end = at;
-        n -= (size_t)(at + 8 - s), s = at + 8;
+static void sft__add_thought(const SftTemplate *p, Sft__Bytes *b, const char *s, size_t n, bool after_user, bool last) {
+    const char *thought = s, *end = s, *at, *stop = s + n;
+    if ((at = strstr(s, "</think>")) != NULL) {
+        for (end = at; at; at = strstr(s, "</think>")) s = at + 8;
+        while (*s == '\n') s++;
+        while ((at = strstr(thought, "<think>")) != NULL && at < end) thought = at + 7;
+        while (thought < end && *thought == '\n') thought++;
+        while (thought < end && end[-1] == '\n') end--;
     }
-    size_t bytes = end ? (size_t)(end - thought) : 0;
-    if (end) while (n && *s == '\n') s++, n--;
-    for (const char *at; bytes && (at = strstr(thought, "<think>")) != NULL && at < end;) bytes -= (size_t)(at + 7 - thought), thought = at + 7;
-    while (bytes && *thought == '\n') thought++, bytes--;
-    while (bytes && thought[bytes - 1] == '\n') bytes--;
-    if (after_user && (last || bytes)) {
-        tpl_puts(b, "<think>\n"), tpl_put_content(p, b, thought, bytes), tpl_puts(b, "\n</think>\n\n");
-        while (n && *s == '\n') s++, n--;
+    if (after_user && (last || thought < end)) {
+        sft__adds(b, "<think>\n"), sft__add_content(p, b, thought, (size_t)(end - thought)), sft__adds(b, "\n</think>\n\n");
+        while (*s == '\n') s++;
     }
-    tpl_put_content(p, b, s, n);
+    sft__add_content(p, b, s, (size_t)(stop - s));
 }
 
-static int tpl_last_query(const SftMessage *m, int n) { // the last user message that is not a tool's output in disguise
+static int sft__last_query(const SftMessage *m, int n) { // the last user message that is not a tool's output in disguise
     for (int i = n - 1; i >= 0; i--) {
         bool wrapped = m[i].bytes >= 31 && !strncmp(m[i].content, "<tool_response>", 15) && !strcmp(m[i].content + m[i].bytes - 16, "</tool_response>");
-        if (tpl_role(&m[i]) == TPL_USER && !wrapped) return i;
+        if (sft__role(&m[i]) == SFT__T_USER && !wrapped) return i;
     }
     return n - 1;
 }
 
-typedef struct { // a conversation while it is rendered
-    const SftTemplate *p;
-    SftTokens *out;
-    TplText text, content, system; // gathered untrained or prompt text; a message's; the system text that waits to be fused
-    bool trained;                  // the flag of `text`
-} TplRender;
-
-static void tpl_flag(TplRender *r, bool trained) { // what follows in r->text has this flag
-    if (r->trained != trained) tpl_flush(r->p, r->out, &r->text, r->trained);
-    r->trained = trained;
-}
-
-static void tpl_answer(TplRender *r, const SftMessage *m, int role, bool headless, bool asked) {
-    const SftTemplate *p = r->p;
-    if (!headless) tpl_flag(r, asked), tpl_puts(&r->text, p->head);
-    tpl_flush(p, r->out, &r->text, r->trained);
-    tpl_puts(&r->text, p->answer.before);
-    if (role == TPL_CALL) tpl_put_pair(&r->text, p->call, &r->content);
-    else tpl_put(&r->text, r->content.s, r->content.n);
-    tpl_puts(&r->text, p->answer.after);
-    tpl_flush(p, r->out, &r->text, m->weight != 0);
-    tpl_push_id(r->out, p->stop[0], m->weight != 0);
-    tpl_puts(&r->text, p->separator);
-    tpl_flush(p, r->out, &r->text, false);
-    r->trained = false;
-}
-
-// A user's text, or a tool's where the template has no place for tools; the system text goes in front where it is fused.
-static void tpl_user(TplRender *r, bool fuse, bool bos) {
-    const SftTemplate *p = r->p;
-    if (bos) tpl_flush(p, r->out, &r->text, r->trained), tpl_push_id(r->out, sft_bos(p->t), false);
-    if (fuse && r->system.n) {
-        tpl_put(&r->system, r->content.s, r->content.n);
-        TplText swap = r->content;
-        r->content = r->system, r->system = swap, r->system.n = 0;
+/* First every message's text, ready to be put between its marks: trimmed, reasoning in its place, the system text moved
+   to where the family wants it. A message that has gone elsewhere is left with role -1. */
+typedef struct { int role; bool trained; Sft__Bytes text; } Sft__Turn;
+static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage *m, int n) {
+    int query = p->flags & SFT__T_THINK ? sft__last_query(m, n) : 0, first = -1; // first: the system message that others join
+    for (int i = 0; i < n; i++) {
+        Sft__Turn *u = &turn[i];
+        const char *s = m[i].content;
+        size_t bytes = m[i].bytes;
+        u->role = sft__role(&m[i]), u->trained = m[i].weight != 0;
+        bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST);
+        if ((p->flags & SFT__T_TRIM && !fused) || (p->flags & SFT__T_TRIM_ALL && sft__answers(u->role))) sft__trim_text(&s, &bytes);
+        if (p->flags & SFT__T_THINK && sft__answers(u->role)) sft__add_thought(p, &u->text, s, bytes, i > query, i + 1 == n);
+        else sft__add_content(p, &u->text, s, bytes);
+        if (u->role != SFT__T_SYSTEM || !(p->flags & SFT__T_SYSTEM_UP)) continue;
+        if (first >= 0) sft__adds(&turn[first].text, "\n\n"), sft__add(&turn[first].text, u->text.p, u->text.n), u->role = -1;
+        else first = i;
     }
-    const char *s = r->content.s;
-    size_t n = r->content.n;
-    if (p->flags & TPL_TRIM_ALL) tpl_trim(&s, &n);
-    tpl_puts(&r->text, p->user.before), tpl_put(&r->text, s, n), tpl_puts(&r->text, p->user.after);
-}
-
-static void tpl_content(TplRender *r, const SftMessage *m, int role) {
-    const char *s = m->content;
-    size_t n = m->bytes;
-    bool fused = role == TPL_SYSTEM && r->p->flags & (TPL_FUSE | TPL_FUSE_LAST);
-    if ((r->p->flags & TPL_TRIM && !fused) || (r->p->flags & TPL_TRIM_ALL && tpl_answers(role))) tpl_trim(&s, &n);
-    r->content.n = 0;
-    tpl_put_content(r->p, &r->content, s, n);
-}
-
-// System messages: the standard one if the conversation brings none; all of them first where the template wants that.
-static void tpl_system(TplRender *r, const SftMessage *m, int n) {
-    const SftTemplate *p = r->p;
-    r->content.n = 0, tpl_put(&r->content, "", 0);
-    if (p->standard && tpl_role(&m[0]) != TPL_SYSTEM) {
-        tpl_puts(&r->content, p->standard);
-        tpl_flag(r, m[0].weight != 0 && !tpl_answers(tpl_role(&m[0])));
-        tpl_put_pair(p->flags & TPL_FUSE ? &r->system : &r->text, p->system, &r->content);
+    for (; first > 0; first--) { // up to the front
+        Sft__Turn up = turn[first];
+        turn[first] = turn[first - 1], turn[first - 1] = up;
     }
-    for (int i = 0, k = 0; i < n && p->flags & TPL_SYSTEM_UP; i++) {
-        if (tpl_role(&m[i]) != TPL_SYSTEM) continue;
-        tpl_content(r, &m[i], TPL_SYSTEM);
-        tpl_flag(r, m[i].weight != 0);
-        tpl_puts(&r->text, k++ ? "\n\n" : ""), tpl_put_pair(&r->text, p->system, &r->content);
+    int at = -1; // the user message that takes the system text in
+    for (int i = 0; i < n; i++)
+        if (turn[i].role == SFT__T_USER && (at < 0 || p->flags & SFT__T_FUSE_LAST)) at = i;
+    if (p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST) && at > 0 && turn[0].role == SFT__T_SYSTEM) {
+        Sft__Bytes all = {0};
+        sft__adds(&all, p->before[SFT__T_SYSTEM]), sft__add(&all, turn[0].text.p, turn[0].text.n), sft__adds(&all, p->after[SFT__T_SYSTEM]);
+        sft__add(&all, turn[at].text.p, turn[at].text.n);
+        free(turn[at].text.p);
+        turn[at].text = all, turn[0].role = -1;
     }
 }
 
 char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *m, int n, bool generation) {
-    char *error = tpl_check(p, m, n);
+    char *error = sft__check_roles(p, m, n);
     if (error) return error;
-    TplRender r = {.p = p, .out = out};
-    int flags = p->flags, query = flags & TPL_THINK ? tpl_last_query(m, n) : 0, fuse_at = -1;
-    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, tools = p->tool.before != NULL;
-    for (int i = 0; i < n; i++)
-        if (tpl_role(&m[i]) == TPL_USER && (fuse_at < 0 || flags & TPL_FUSE_LAST)) fuse_at = i;
-    if (bos && !(flags & TPL_BOS_EACH)) tpl_push_id(out, sft_bos(p->t), false);
-    tpl_system(&r, m, n);
-    for (int i = 0; i < n; i++) {
-        int role = tpl_role(&m[i]), before = i ? tpl_role(&m[i - 1]) : -1, next = i + 1 < n ? tpl_role(&m[i + 1]) : -1;
-        tpl_content(&r, &m[i], role);
-        if (tpl_answers(role)) {
-            if (flags & TPL_THINK) r.content.n = 0, tpl_think(p, &r.content, m[i].content, m[i].bytes, i > query, i + 1 == n);
-            bool asked = i > 0 && !tpl_answers(before) && m[i - 1].weight != 0; // the heading goes with the prompt
-            tpl_answer(&r, &m[i], role, flags & TPL_TOOL_ANSWERS && before == TPL_TOOL, asked);
-            continue;
+    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, standard = p->standard && sft__role(&m[0]) != SFT__T_SYSTEM, flag = false, headless = false;
+    Sft__Turn *turn = SFT_NEW(Sft__Turn, n + 1);
+    Sft__Bytes b = {0}; // text that waits to be tokenised, with `flag`
+    if (standard) turn[0] = (Sft__Turn){SFT__T_SYSTEM, m[0].weight != 0 && !sft__answers(sft__role(&m[0])), {0}}, sft__adds(&turn[0].text, p->standard);
+    sft__prepare(p, turn + standard, m, n);
+    if (bos && !(p->flags & SFT__T_BOS_EACH)) sft__push_token(out, sft_bos(p->t), false);
+    for (int i = 0, before = -1; i < n + standard; i++) {
+        Sft__Turn *u = &turn[i];
+        int role = u->role == SFT__T_TOOL && !p->tools ? SFT__T_USER : u->role;
+        if (role < 0) continue;
+        bool asked = sft__answers(role) ? flag : u->trained; // a heading goes with the prompt before it
+        if (asked != flag) sft__flush(p, out, &b, flag), flag = asked;
+        headless = p->flags & SFT__T_TOOL_ANSWERS && before == SFT__T_TOOL;
+        if (sft__answers(role)) {
+            if (!headless) sft__adds(&b, p->head);
+            sft__flush(p, out, &b, flag), flag = false;
+            sft__adds(&b, p->before[SFT__T_ASSISTANT]);
         }
-        if (role == TPL_SYSTEM && flags & TPL_SYSTEM_UP) continue;
-        tpl_flag(&r, m[i].weight != 0);
-        if (role == TPL_SYSTEM) {
-            tpl_put_pair(flags & (TPL_FUSE | TPL_FUSE_LAST) ? &r.system : &r.text, p->system, &r.content);
-        } else if (role == TPL_USER || !tools) {
-            tpl_user(&r, i == fuse_at, bos && flags & TPL_BOS_EACH);
-        } else {
-            tpl_puts(&r.text, before == TPL_TOOL ? p->tool_between : p->tool_begin);
-            tpl_put_pair(&r.text, p->tool, &r.content);
-            tpl_puts(&r.text, next == TPL_TOOL ? "" : p->tool_end);
+        if (role == SFT__T_USER && bos && p->flags & SFT__T_BOS_EACH) sft__flush(p, out, &b, flag), sft__push_token(out, sft_bos(p->t), false);
+        if (role == SFT__T_TOOL) sft__adds(&b, p->before[before == SFT__T_TOOL ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN]);
+        const char *s = u->text.p;
+        size_t bytes = u->text.n;
+        if (p->flags & SFT__T_TRIM_ALL) sft__trim_text(&s, &bytes);
+        if (role != SFT__T_ASSISTANT) sft__adds(&b, p->before[role]);
+        sft__add(&b, s, bytes);
+        if (role != SFT__T_ASSISTANT) sft__adds(&b, p->after[role]);
+        if (role == SFT__T_TOOL && (i + 1 == n + standard || turn[i + 1].role != SFT__T_TOOL)) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
+        if (sft__answers(role)) {
+            sft__adds(&b, p->after[SFT__T_ASSISTANT]), sft__flush(p, out, &b, u->trained), sft__push_token(out, p->stop[0], u->trained);
+            sft__adds(&b, p->separator), sft__flush(p, out, &b, false);
         }
+        before = role;
     }
-    int last = tpl_role(&m[n - 1]);
-    if (generation && !(flags & TPL_TOOL_ANSWERS && last == TPL_TOOL)) tpl_flag(&r, false), tpl_puts(&r.text, p->head);
-    if (!generation) tpl_flag(&r, false), tpl_puts(&r.text, p->tail);
-    tpl_flush(p, out, &r.text, r.trained);
-    free(r.text.s), free(r.content.s), free(r.system.s);
+    headless = p->flags & SFT__T_TOOL_ANSWERS && turn[n + standard - 1].role == SFT__T_TOOL;
+    if (flag) sft__flush(p, out, &b, flag);
+    sft__adds(&b, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head);
+    sft__flush(p, out, &b, false);
+    for (int i = 0; i < n + standard; i++) free(turn[i].text.p);
+    free(turn), free(b.p);
     return NULL;
 }
 
 /* The same as Jinja, for the exported folder: the formats as variables, then one text that reads them. It opens with a
    comment that says how it was made, so that a folder written by this program is recognised when it is read again. */
-static const char tpl_program[] =
+static const char sft__program[] =
     "{% set ns = namespace(system='') %}{% if bos and not bos_each %}{{ bos_token }}{% endif %}"
-    "{% if standard and messages[0]['role'] != 'system' %}{{ standard }}{% endif %}"
+    "{% if standard is not none and messages[0]['role'] != 'system' %}{{ system[0] + standard + system[1] }}{% endif %}"
     "{% if system_up %}{% for m in messages if m['role'] == 'system' %}{{ ('' if loop.first else '\\n\\n') + m['content'] }}{% endfor %}{% endif %}"
     "{% for m in messages %}{% set text = (m['content'] | trim) if trim else m['content'] %}"
     "{% set before = messages[loop.index0 - 1]['role'] if not loop.first else '' %}"
@@ -2316,74 +2209,105 @@ static const char tpl_program[] =
     "{% if think and '</think>' in text %}{% set thought = text.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
     "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% else %}{% set thought = '' %}{% endif %}"
     "{% if think and loop.last %}{{ head + '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% set text = text.lstrip('\\n') %}"
-    "{% elif not (tool_answers and before == 'tool') %}{{ head }}{% endif %}"
-    "{% if trim_all %}{% set text = text | trim %}{% endif %}"
-    "{{ answer[0] + ((call[0] + text + call[1]) if m['role'] == 'function_call' else text) + answer[1] }}"
-    "{% elif tool[1] and m['role'] == 'tool' %}{{ (tool[3] if before == 'tool' else tool[0]) + tool[1] + text + tool[2] + ('' if next == 'tool' else tool[4]) }}"
+    "{% elif not (tool_answers and before == 'tool') %}{{ head }}{% endif %}{% if trim_all %}{% set text = text | trim %}{% endif %}"
+    "{{ assistant[0] + ((function_call[0] + text + function_call[1]) if m['role'] == 'function_call' else text) + assistant[1] + end }}"
+    "{% elif tools and m['role'] == 'tool' %}"
+    "{{ (tools_between if before == 'tool' else tools_begin) + tool[0] + text + tool[1] + ('' if next == 'tool' else tools_end) }}"
     "{% else %}{% if bos and bos_each %}{{ bos_token }}{% endif %}"
-    "{% if not fuse_last or 'user' not in (messages[loop.index:] | map(attribute='role') | list) %}{% set text = ns.system + text %}{% set ns.system = '' %}{% endif %}"
+    "{% if not fuse_last or 'user' not in (messages[loop.index:] | map(attribute='role') | list) %}"
+    "{% set text = ns.system + text %}{% set ns.system = '' %}{% endif %}"
     "{{ user[0] + ((text | trim) if trim_all else text) + user[1] }}{% endif %}{% endfor %}"
     "{{ head if add_generation_prompt else tail }}";
 
-static char *tpl_jinja(const SftTemplate *p, json_t *plain) {
+static char *sft__jinja(const SftTemplate *p, json_t *plain) {
     static const char *flags[] = {"fuse", "fuse_last", "trim", "trim_all", "alternate", "bos_each", "system_up", "tool_answers", "think"};
-    json_t *made_by = plain ? json_incref(plain) : json_string(p->name);
+    static const char *more[] = {"tools_begin", "tools_between", "tools_end", "tail"};
+    json_t *made_by = plain ? json_incref(plain) : json_string(p->name), *v = json_object(), *value;
     char *made = json_dumps(made_by, JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_COMPACT);
     for (char *close; (close = strstr(made, "#}")) != NULL;) { // a Jinja comment ends there
         char *safe = sft_format("%.*s\\u0023%s", (int)(close - made), made, close + 1);
         free(made), made = safe;
     }
-    char *end = sft_format("%s%s%s", p->answer.after, sft_token_text(p->t, p->stop[0]), p->separator);
-    char *standard = sft_format("%s%s%s", p->standard ? p->system.before : "", p->standard ? p->standard : "", p->standard ? p->system.after : "");
-    json_t *v = json_pack("{s:[ss], s:[ss], s:[ss], s:[ss], s:[s s* s* ss], s:s, s:s, s:s, s:b}", "system", p->system.before, p->system.after,
-                          "user", p->user.before, p->user.after, "answer", p->answer.before, end, "call", p->call.before, p->call.after,
-                          "tool", p->tool_begin, p->tool.before, p->tool.after, p->tool_between, p->tool_end, "head", p->head, "tail", p->tail,
-                          "standard", standard, "bos", sft_adds_bos(p->t) && sft_bos(p->t) >= 0);
     for (int i = 0; i < SFT_COUNT(flags); i++) json_object_set_new(v, flags[i], json_boolean(p->flags >> i & 1));
-    TplText b = {0};
-    tpl_puts(&b, "{#- sft template "), tpl_puts(&b, made), tpl_puts(&b, " -#}");
+    for (int f = 0; f < SFT__T_ROLES; f++) json_object_set_new(v, sft__roles[f], json_pack("[ss]", p->before[f], p->after[f]));
+    for (int f = SFT__T_ROLES; f < SFT__T_FORMATS; f++) json_object_set_new(v, more[f - SFT__T_ROLES], json_string(p->before[f]));
+    char *end = sft_format("%s%s", sft_token_text(p->t, p->stop[0]), p->separator);
+    json_object_set_new(v, "head", json_string(p->head)), json_object_set_new(v, "end", json_string(end));
+    json_object_set_new(v, "bos", json_boolean(sft_adds_bos(p->t) && sft_bos(p->t) >= 0)), json_object_set_new(v, "tools", json_boolean(p->tools));
+    if (p->standard) json_object_set_new(v, "standard", json_string(p->standard));
+    Sft__Bytes b = {0};
+    sft__adds(&b, "{#- sft template "), sft__adds(&b, made), sft__adds(&b, p->standard ? " -#}" : " -#}{% set standard = none %}");
     const char *name;
-    json_t *value;
     json_object_foreach(v, name, value) { // JSON's strings, lists and booleans are Jinja's
         char *text = json_dumps(value, JSON_ENCODE_ANY), *set = sft_format("{%% set %s = %s %%}", name, text);
-        tpl_puts(&b, set), free(set), free(text);
+        sft__adds(&b, set), free(set), free(text);
     }
-    tpl_puts(&b, tpl_program);
-    free(made), free(end), free(standard), json_decref(made_by), json_decref(v);
-    return b.s;
+    sft__add(&b, sft__program, sizeof sft__program);
+    free(made), free(end), json_decref(made_by), json_decref(v);
+    return b.p;
+}
+
+/* The system text that a ChatML chat_template brings along, NULL if none: literal text between the system mark and
+   <|im_end|>, not "... + messages[0].content + ...". */
+static char *sft__standard_of(const char *jinja) {
+    static const char mark[] = "<|im_start|>system";
+    for (const char *s = strstr(jinja, mark); s; s = strstr(s + 1, mark)) {
+        const char *text = s + strlen(mark), *end = strstr(text, "<|im_end|>");
+        text += *text == '\n' ? 1 : !strncmp(text, "\\n", 2) ? 2 : 0;
+        if (text == s + strlen(mark) || !end || strcspn(text, "{}+") < (size_t)(end - text)) continue;
+        Sft__Bytes b = {0};
+        for (; text < end; text++)
+            if (*text == '\\') text++, sft__add(&b, *text == 'n' ? "\n" : text, 1);
+            else sft__add(&b, text, 1);
+        sft__add(&b, "", 1);
+        return b.p;
+    }
+    return NULL;
+}
+
+static const Sft__Row *sft__find_row(const char *name, const char *jinja) { // by name, or by the marks in the Jinja text
+    for (int i = 0; i < SFT_COUNT(sft__rows); i++) {
+        const Sft__Row *row = &sft__rows[i];
+        size_t n = strlen(row->name);
+        if (name && !strncmp(name, row->name, n) && (!name[n] || !strcmp(name + n, "_chat"))) return row; // XTuner: qwen_chat
+        bool all = jinja && row->mark[0];
+        for (int k = 0; k < 3 && all && row->mark[k]; k++) all = strstr(jinja, row->mark[k]) != NULL;
+        if (all) return row;
+    }
+    return NULL;
 }
 
 SftTemplate *sft_template(const SftTokenizer *t, const char *name, json_t *plain) {
     const char *own = sft_chat_template(t), *made = own && !strncmp(own, "{#- sft template ", 17) ? own + 17 : NULL;
     json_t *comment = made ? json_loads(made, JSON_DISABLE_EOF_CHECK | JSON_DECODE_ANY, NULL) : NULL; // written by this program
-    const TplRow *recognised = json_is_string(comment) ? tpl_find(json_string_value(comment)) : comment || !own ? NULL : tpl_recognise(own), *row = recognised;
+    const Sft__Row *recognised = comment ? sft__find_row(json_string_value(comment), NULL) : sft__find_row(NULL, own);
+    const Sft__Row *row = name ? sft__find_row(name, NULL) : recognised;
     bool asked = name || plain;
     if (!asked && json_is_object(comment)) plain = comment;
-    if (name && !(row = tpl_find(name))) tpl_unknown("unknown name ", name);
-    if (!asked && !row && !plain && own) tpl_unknown("the model's chat_template is none that is known here", "");
-    SftTemplate *p = plain ? tpl_plain(t, plain) : tpl_make(t, row ? row : tpl_find("default"));
-    char *standard = !comment && row && row == recognised && !strcmp(row->stop ? row->stop : "", "<|im_end|>") ? tpl_standard_of(own) : NULL;
-    bool same = row == recognised && own; // then the model's own text stays; its ChatML may bring another system text
-    if (same && row && !comment && !strncmp(row->system, "<|im_start|>", 12)) {
-        if (!name) free(p->standard), p->standard = standard ? strdup(standard) : NULL;
-        else same = !strcmp(p->standard ? p->standard : "", standard ? standard : "");
+    if (!plain && !row && (name || own))
+        sft_die(SFT_BAD_INPUT, "template: %s%s; expected one of %s, or {\"system\", \"user\", \"assistant\", \"stop\"}",
+                name ? "unknown name " : "the model's chat_template is none that is known here", name ? name : "", sft__row_names(NULL));
+    SftTemplate *p = plain ? sft__plain_template(t, plain) : sft__template_of(t, row ? row : sft__find_row("default", NULL));
+    bool same = own && (plain ? plain == comment : row == recognised); // then the model's own text stays
+    if (same && row && !comment && !strncmp(row->format[0], "<|im_start|>", 12)) { // ChatML: with the system text it brings
+        char *standard = sft__standard_of(own);
+        same = !name || !strcmp(p->standard ? p->standard : "", standard ? standard : "");
+        if (!name) free(p->standard), p->standard = standard;
+        else free(standard);
     }
-    free(standard);
-    p->jinja = same && (row || plain == comment) ? strdup(own) : tpl_jinja(p, plain);
+    p->jinja = same ? strdup(own) : sft__jinja(p, plain);
     if (!asked && !own) sft_note("the tokenizer has no chat_template: template default, an answer ends with %s", sft_token_text(t, p->stop[0]));
-    if (!asked && own) sft_note("template %s, recognised from the tokenizer's chat_template%s%s", p->name, p->standard ? "; system text where none is given: " : "",
-                                p->standard ? p->standard : "");
+    if (!asked && own)
+        sft_note("template %s, recognised from the tokenizer's chat_template%s%s", p->name,
+                 p->standard ? "; system text where none is given: " : "", p->standard ? p->standard : "");
     json_decref(comment);
     return p;
 }
 
 void sft_template_free(SftTemplate *p) {
     if (!p) return;
-    TplPair pairs[] = {p->system, p->user, p->tool, p->call, p->answer};
-    for (int i = 0; i < SFT_COUNT(pairs); i++) free(pairs[i].before), free(pairs[i].after);
-    char *texts[] = {p->name, p->head, p->separator, p->tool_begin, p->tool_between, p->tool_end, p->standard, p->tail, p->jinja};
-    for (int i = 0; i < SFT_COUNT(texts); i++) free(texts[i]);
-    free(p->mark), free(p);
+    for (int f = 0; f < SFT__T_FORMATS; f++) free(p->before[f]), free(p->after[f]);
+    free(p->name), free(p->standard), free(p->jinja), free(p->head), free(p->separator), free(p->mark), free(p);
 }
 
 const char *sft_template_name(const SftTemplate *p) { return p->name; }
