@@ -300,14 +300,13 @@ typedef struct {
    command line; checks every value. Without a command: train. Without a run file and without a model:
    data/quickstart.json of the current folder, or beside the program. Paths are relative to the current
    folder. eval, generate, chat and tokenize take a model folder as their first argument: it is args[0] and
-   model_name_or_path. fp16 is NULL unless it is on, and then an object (empty where it was `true`).
-   DeepSpeed's values stand in the options they mean; where its schedule's total_num_steps or warmup_num_steps
-   wait for the length of the run, lr_scheduler_kwargs still says "auto". Dies with the option's name, what
-   was expected and what was got; an unknown key with the nearest known one. */
+   model_name_or_path. fp16 is NULL unless it is on: true or an object; evaluation_inputs is NULL or a list.
+   DeepSpeed's values stand in the options they mean; an "auto" of its schedule's parameters is left for the
+   schedule. Dies with the option's name, what was expected and what was got; an unknown key with the nearest
+   known one. */
 SftConfig sft_config(int argc, char **argv);
 void sft_config_free(SftConfig *config);
-struct json_t *
-sft_config_json(const SftConfig *config); // every option with its value: the manifest, a run file itself
+struct json_t *sft_config_json(const SftConfig *config); // every option with its value: a run file itself
 void sft_help(FILE *out);                                // the command line and the table of options
 void sft_help_markdown(FILE *out);                       // the table of options, as the README has it
 
@@ -1155,103 +1154,78 @@ static const SftOption sft__option[] = {SFT_OPTIONS(X)};
 #undef SFT_SECTION
 #define SFT_SECTION(X, title)
 
-/* Other names. Each of `names` (with the prefix before it) is another name of `option`. Without an option it
-   is a thing this program does not act on: a value among `same` says what happens anyway and passes; with
-   same "*" every value is harmless, and the name is noted as ignored; "off" passes a section that is switched
-   off; the rest is refused with `why`. Sources: transformers' TrainingArguments, trl's SFTConfig, DeepSpeed's
-   runtime/config.py and zero/config.py. */
-typedef struct { const char *prefix, *names, *option, *same, *why; } SftOther;
+/* Other names. Under `prefix` stand `names`: NAME=OPTION is another name of an option. The others are things
+   this program does not act on: a value among `same` says what happens anyway and passes; with "*" every
+   value is harmless, and the name is noted as ignored; "off" passes a section that is switched off; the rest
+   is refused with `why`. Sources: transformers' TrainingArguments, trl's SFTConfig, LLaMA-Factory's and
+   XTuner's arguments, DeepSpeed's runtime/config.py and zero/config.py. */
+typedef struct { const char *prefix, *names, *same, *why; } SftOther;
 #define SFT__DS "deepspeed."
-#define SFT__ONE "this version trains on one process"
-#define SFT__FULL "this version trains all weights, without adapters or quantised bases"
+#define SFT__ZERO "deepspeed.zero_optimization."
+#define SFT__NONE_HERE "there is no such thing here"
+#define SFT__ONE "this version trains on one process, without sharding or offload"
 // clang-format off
 static const SftOther sft__other[] = {
-    {"", "max_seq_length|cutoff_len", "max_length", NULL, NULL},
-    {"", "evaluation_strategy", "eval_strategy", NULL, NULL},
-    {"", "data_files", "train_file", NULL, NULL},
-    {"", "prompt_template", "template", NULL, NULL},
-    {"", "shuffle_dataset", "shuffle", NULL, NULL},
-    {"", "per_gpu_train_batch_size", "per_device_train_batch_size", NULL, NULL},
-    {"", "per_gpu_eval_batch_size", "per_device_eval_batch_size", NULL, NULL},
-    {"", "accumulative_counts", "gradient_accumulation_steps", NULL, NULL},
-    {"", "max_epochs", "num_train_epochs", NULL, NULL},
-    {"", "lr", "learning_rate", NULL, NULL},
-    {"", "work_dir", "output_dir", NULL, NULL},
-    {"", "val_size", "validation_split", NULL, NULL},
-    {"", "pretrained_model_name_or_path", "model_name_or_path", NULL, NULL},
-    {"", "optim", NULL, "adamw_torch|adamw_torch_fused|adamw_hf", "the optimizer is AdamW (adamw_torch)"},
-    {"", "dataloader_num_workers|dataloader_pin_memory|dataloader_persistent_workers|dataloader_prefetch_factor|"
-         "dataset_num_proc|preprocessing_num_workers|remove_unused_columns|length_column_name|pad_to_multiple_of|"
-         "logging_dir|logging_strategy|logging_first_step|logging_nan_inf_filter|log_level|log_on_each_node|disable_tqdm|"
-         "report_to|run_name|plot_loss|include_num_input_tokens_seen|skip_memory_metrics|overwrite_cache|cache_dir|"
-         "save_safetensors|save_on_each_node|ddp_timeout|ddp_backend|ddp_find_unused_parameters|ddp_bucket_cap_mb|"
-         "gradient_checkpointing_kwargs|attn_implementation|flash_attn|use_liger_kernel|torch_compile|tf32|no_cuda|"
-         "use_cpu|full_determinism|trust_remote_code|use_fast_tokenizer|do_train|do_eval|prediction_loss_only|"
-         "eval_accumulation_steps|metric_for_best_model|greater_is_better|average_tokens_across_devices", NULL, "*", NULL},
-    {"", "group_by_length", NULL, "false", "the data order comes from seed and shuffle; packing wastes nothing on padding"},
-    {"", "train_sampling_strategy", NULL, "random", "the data order comes from seed and shuffle"},
-    {"", "data_seed", NULL, "null", "seed orders the data too"},
-    {"", "dataloader_drop_last", NULL, "false", "no row is dropped: an epoch's last step is smaller"},
-    {"", "neftune_noise_alpha", NULL, "null|0|0.0", "this program adds no noise to embeddings"},
-    {"", "label_smoothing_factor", NULL, "0|0.0", "the loss is plain cross-entropy"},
-    {"", "loss_type", NULL, "null|nll|chunked_nll", "the loss is plain cross-entropy (nll)"},
-    {"", "load_best_model_at_end", NULL, "false", "the trained model is the last one; every checkpoint can be exported"},
-    {"", "save_only_model", NULL, "false", "a checkpoint always holds all that a resumed run needs"},
-    {"", "ignore_data_skip", NULL, "false", "a resumed run continues with the data it has not seen"},
-    {"", "auto_find_batch_size", NULL, "false", "see the memory plan: train_gpt2 estimate"},
-    {"", "push_to_hub|adafactor|activation_offloading|bf16_full_eval|fp16_full_eval", NULL, "false", "there is no such thing here"},
-    {"", "assistant_only_loss|completion_only_loss", NULL, "true|null", "answers alone are trained; \"train_on_prompt\": true adds the rest"},
-    {"", "dataset_text_field", NULL, "text", "name it in columns, e.g. {\"content\": \"text\"}"},
-    {"", "torch_dtype|dtype", NULL, "auto|null", "the type is fp32 unless \"bf16\": true or \"fp16\": true"},
-    {"", "stage", NULL, "sft", "supervised fine-tuning is what there is"},
-    {"", "finetuning_type", NULL, "full", SFT__FULL},
-    {"", "use_peft|load_in_4bit|load_in_8bit", NULL, "false", SFT__FULL},
-    {"", "quantization_bit|lora_r|lora_rank|lora_alpha|lora_dropout|lora_target|lora_target_modules|peft_config|"
-         "quantization_config", NULL, "null", SFT__FULL},
-    {"", "train_batch_size", NULL, "", "set per_device_train_batch_size and gradient_accumulation_steps"},
-    {"", "fsdp|tensor_parallel_size|pipeline_parallel_size", NULL, "null|1|false", SFT__ONE},
-    {"", "world", NULL, "1", SFT__ONE},
-    {SFT__DS, "train_micro_batch_size_per_gpu", "per_device_train_batch_size", NULL, NULL},
-    {SFT__DS, "gradient_accumulation_steps", "gradient_accumulation_steps", NULL, NULL},
-    {SFT__DS, "train_batch_size", NULL, NULL, NULL}, // read by sft__config_deepspeed
-    {SFT__DS, "gradient_clipping", "max_grad_norm", NULL, NULL},
-    {SFT__DS "optimizer.", "type", NULL, "Adam|AdamW", "the optimizer is AdamW"},
-    {SFT__DS "optimizer.params.", "lr", "learning_rate", NULL, NULL},
-    {SFT__DS "optimizer.params.", "eps", "adam_epsilon", NULL, NULL},
-    {SFT__DS "optimizer.params.", "weight_decay", "weight_decay", NULL, NULL},
-    {SFT__DS "optimizer.params.", "betas", "adam_beta1", NULL, NULL}, // and adam_beta2: a pair
-    {SFT__DS "optimizer.params.", "adam_w_mode|bias_correction", NULL, "true|auto", "AdamW, with bias correction, is what there is"},
-    {SFT__DS "optimizer.params.", "amsgrad", NULL, "false|auto", "AdamW without amsgrad is what there is"},
-    {SFT__DS "optimizer.params.", "torch_adam|fused|foreach", NULL, "*", NULL},
-    {SFT__DS "optimizer.params.", "max_grad_norm", NULL, "", "DeepSpeed calls it gradient_clipping, at the top level"},
-    {SFT__DS "scheduler.", "type", "lr_scheduler_type", NULL, NULL},
-    {SFT__DS "scheduler.", "params", "lr_scheduler_kwargs", NULL, NULL},
-    {SFT__DS, "fp16", "fp16", NULL, NULL},
-    {SFT__DS "bf16.", "enabled", "bf16", NULL, NULL},
-    {SFT__DS "bfloat16.", "enabled", "bf16", NULL, NULL},
-    {SFT__DS "bf16.", "immediate_grad_update", NULL, "*", NULL},
-    {SFT__DS "bf16.", "check_grad_overflow", NULL, "true", "steps with non-finite gradients are always skipped"},
-    {SFT__DS "bf16.", "bf16_master_weights_and_grads|bf16_optimizer_states", NULL, "false", "master weights, gradients and moments are fp32"},
-    {SFT__DS "zero_optimization.", "stage", NULL, "0", SFT__ONE "; stage 0"},
-    {SFT__DS "zero_optimization.offload_param.", "device", NULL, "none", SFT__ONE "; no offload"},
-    {SFT__DS "zero_optimization.offload_optimizer.", "device", NULL, "none", SFT__ONE "; no offload"},
-    {SFT__DS "zero_optimization.offload_param.", "nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory", NULL, "*", NULL},
-    {SFT__DS "zero_optimization.offload_optimizer.", "nvme_path|buffer_count|pin_memory|pipeline_read|pipeline_write|fast_init|ratio", NULL, "*", NULL},
-    {SFT__DS "zero_optimization.", // all without effect in stage 0
-         "contiguous_gradients|reduce_scatter|reduce_bucket_size|use_multi_rank_bucket_allreduce|allgather_partitions|"
-         "allgather_bucket_size|overlap_comm|load_from_fp32_weights|elastic_checkpoint|sub_group_size|"
-         "stage3_prefetch_bucket_size|stage3_param_persistence_threshold|stage3_model_persistence_threshold|"
-         "stage3_max_live_parameters|stage3_max_reuse_distance|stage3_gather_16bit_weights_on_model_save|"
-         "ignore_unused_parameters|round_robin_gradients", NULL, "*", NULL},
-    {SFT__DS, "steps_per_print|wall_clock_breakdown|memory_breakdown|dump_state|log_level|disable_allgather|"
-         "zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|communication_data_type|activation_checkpointing|"
-         "checkpoint", NULL, "*", NULL},
-    {SFT__DS, "prescale_gradients|sparse_gradients|dataloader_drop_last", NULL, "false", "there is no such thing here"},
-    {SFT__DS, "gradient_predivide_factor", NULL, "1|1.0", "there is no such thing here"},
-    {SFT__DS "data_types.", "grad_accum_dtype", NULL, "fp32|null", "gradients are accumulated in fp32"},
+    {"", "max_seq_length=max_length|cutoff_len=max_length|evaluation_strategy=eval_strategy|data_files=train_file|lr=learning_rate|"
+         "prompt_template=template|shuffle_dataset=shuffle|work_dir=output_dir|val_size=validation_split|max_epochs=num_train_epochs|"
+         "per_gpu_train_batch_size=per_device_train_batch_size|per_gpu_eval_batch_size=per_device_eval_batch_size|"
+         "accumulative_counts=gradient_accumulation_steps|pretrained_model_name_or_path=model_name_or_path", NULL, NULL},
+    {"", "dataloader_num_workers|dataloader_pin_memory|dataloader_persistent_workers|dataloader_prefetch_factor|dataset_num_proc|"
+         "preprocessing_num_workers|remove_unused_columns|length_column_name|pad_to_multiple_of|logging_dir|logging_strategy|"
+         "logging_first_step|logging_nan_inf_filter|log_level|log_on_each_node|disable_tqdm|report_to|run_name|plot_loss|"
+         "include_num_input_tokens_seen|skip_memory_metrics|overwrite_cache|cache_dir|save_safetensors|save_on_each_node|"
+         "ddp_timeout|ddp_backend|ddp_find_unused_parameters|ddp_bucket_cap_mb|gradient_checkpointing_kwargs|flash_attn|"
+         "attn_implementation|use_liger_kernel|torch_compile|tf32|no_cuda|use_cpu|full_determinism|trust_remote_code|"
+         "use_fast_tokenizer|do_train|do_eval|prediction_loss_only|eval_accumulation_steps|metric_for_best_model|"
+         "greater_is_better|average_tokens_across_devices", "*", NULL},
+    {"", "optim", "adamw_torch|adamw_torch_fused|adamw_hf", "the optimizer is AdamW (adamw_torch)"},
+    {"", "group_by_length|train_sampling_strategy|data_seed", "false|random|null", "the data order comes from seed and shuffle"},
+    {"", "label_smoothing_factor|loss_type", "0|0.0|null|nll|chunked_nll", "the loss is plain cross-entropy (nll)"},
+    {"", "dataloader_drop_last", "false", "no row is dropped: an epoch's last step is smaller"},
+    {"", "load_best_model_at_end", "false", "the trained model is the last one; every checkpoint can be exported"},
+    {"", "save_only_model", "false", "a checkpoint always holds all that a resumed run needs"},
+    {"", "ignore_data_skip", "false", "a resumed run continues with the data it has not seen"},
+    {"", "auto_find_batch_size", "false", "see the memory plan: train_gpt2 estimate"},
+    {"", "assistant_only_loss|completion_only_loss", "true|null", "answers alone are trained; \"train_on_prompt\": true adds the rest"},
+    {"", "dataset_text_field", "text", "name it in columns, e.g. {\"content\": \"text\"}"},
+    {"", "torch_dtype|dtype", "auto|null", "the type is fp32 unless \"bf16\": true or \"fp16\": true"},
+    {"", "stage", "sft", "supervised fine-tuning is what there is"},
+    {"", "finetuning_type|use_peft|load_in_4bit|load_in_8bit|quantization_bit|quantization_config|peft_config|lora_r|lora_rank|lora_alpha|"
+         "lora_dropout|lora_target|lora_target_modules", "full|false|null", "this version trains all weights, without adapters or quantised bases"},
+    {"", "train_batch_size", "", "set per_device_train_batch_size and gradient_accumulation_steps"},
+    {"", "world|fsdp|tensor_parallel_size|pipeline_parallel_size", "null|1|false", SFT__ONE},
+    {"", "push_to_hub|adafactor|activation_offloading|bf16_full_eval|fp16_full_eval|neftune_noise_alpha", "false|null|0|0.0", SFT__NONE_HERE},
+    {SFT__DS, "train_micro_batch_size_per_gpu=per_device_train_batch_size|gradient_accumulation_steps=gradient_accumulation_steps|"
+         "gradient_clipping=max_grad_norm|fp16=fp16", NULL, NULL},
+    {SFT__DS, "train_batch_size", NULL, NULL}, // read by sft__config_deepspeed
+    {SFT__DS, "steps_per_print|wall_clock_breakdown|memory_breakdown|dump_state|log_level|disable_allgather|zero_allow_untested_optimizer|"
+         "zero_force_ds_cpu_optimizer|communication_data_type|activation_checkpointing|checkpoint", "*", NULL},
+    {SFT__DS, "prescale_gradients|sparse_gradients|dataloader_drop_last|gradient_predivide_factor", "false|1|1.0", SFT__NONE_HERE},
     {SFT__DS, "amp|autotuning|torch_autocast|elasticity|tensorboard|csv_monitor|wandb|comet|flops_profiler|comms_logger|"
-         "compression_training|data_efficiency|curriculum_learning", NULL, "off", "there is no such thing here"},
-    {SFT__DS, "tensor_parallel|pipeline|sequence_parallel_size", NULL, "null|1", SFT__ONE},
+         "compression_training|data_efficiency|curriculum_learning", "off", SFT__NONE_HERE},
+    {SFT__DS, "tensor_parallel|pipeline|sequence_parallel_size", "null|1", SFT__ONE},
+    {SFT__DS "optimizer.", "type", "Adam|AdamW", "the optimizer is AdamW"},
+    {SFT__DS "optimizer.params.", "lr=learning_rate|betas=adam_beta1|eps=adam_epsilon|weight_decay=weight_decay", NULL, NULL}, // betas: a pair
+    {SFT__DS "optimizer.params.", "adam_w_mode|bias_correction", "true|auto", "AdamW, with bias correction, is what there is"},
+    {SFT__DS "optimizer.params.", "amsgrad", "false|auto", "AdamW without amsgrad is what there is"},
+    {SFT__DS "optimizer.params.", "torch_adam|fused|foreach", "*", NULL},
+    {SFT__DS "optimizer.params.", "max_grad_norm", "", "DeepSpeed calls it gradient_clipping, at the top level"},
+    {SFT__DS "scheduler.", "type=lr_scheduler_type|params=lr_scheduler_kwargs", NULL, NULL},
+    {SFT__DS "bfloat16.", "enabled=bf16", NULL, NULL},
+    {SFT__DS "bf16.", "enabled=bf16", NULL, NULL},
+    {SFT__DS "bf16.", "immediate_grad_update", "*", NULL},
+    {SFT__DS "bf16.", "check_grad_overflow", "true", "steps with non-finite gradients are always skipped"},
+    {SFT__DS "bf16.", "bf16_master_weights_and_grads|bf16_optimizer_states", "false", "master weights, gradients and moments are fp32"},
+    {SFT__DS "data_types.", "grad_accum_dtype", "fp32|null", "gradients are accumulated in fp32"},
+    {SFT__ZERO, "stage", "0", SFT__ONE ": stage 0"},
+    {SFT__ZERO "offload_param.", "device", "none", SFT__ONE},
+    {SFT__ZERO "offload_optimizer.", "device", "none", SFT__ONE},
+    {SFT__ZERO "offload_param.", "nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory", "*", NULL},
+    {SFT__ZERO "offload_optimizer.", "nvme_path|buffer_count|pin_memory|pipeline_read|pipeline_write|fast_init|ratio", "*", NULL},
+    {SFT__ZERO, "contiguous_gradients|reduce_scatter|reduce_bucket_size|use_multi_rank_bucket_allreduce|allgather_partitions|" // stage 0: no effect
+         "allgather_bucket_size|overlap_comm|load_from_fp32_weights|elastic_checkpoint|sub_group_size|ignore_unused_parameters|"
+         "round_robin_gradients|stage3_prefetch_bucket_size|stage3_param_persistence_threshold|stage3_model_persistence_threshold|"
+         "stage3_max_live_parameters|stage3_max_reuse_distance|stage3_gather_16bit_weights_on_model_save", "*", NULL},
 };
 
 // The fp16 object: DeepSpeed's names, ranges and defaults (its code does not check hysteresis: 0 never lowers the scale).
@@ -1265,7 +1239,7 @@ static const SftOption sft__scaler_option[] = {
 
 static const struct { const char *name, *arguments; int most; const char *help; } sft__command[] = {
     {"train",    "[run.json]",          0, "fine-tune; without a run file: the small model in data/"},
-    {"data",     "[run.json]",          0, "the data report and the first samples, trained tokens marked; trains nothing"},
+    {"data",     "[run.json]",          0, "the data report and the first samples, trained tokens marked"},
     {"eval",     "[run.json | MODEL]",  1, "token-weighted loss of validation_file"},
     {"generate", "MODEL \"PROMPT\"",    2, "one answer; greedy unless temperature is given"},
     {"chat",     "MODEL",               1, "a conversation"},
@@ -1290,11 +1264,12 @@ static const char *sft__option_name(const SftOption *o) {
     return strcmp(o->name, "template_") ? o->name : "template";
 }
 
-static bool sft__option_among(const char *words, const char *word) { // is `word` one of "a|b|c"?
+// Where `word` stands in "a|b|c" (or "a=x|b=y": its first part counts); NULL if it does not.
+static const char *sft__option_among(const char *words, const char *word) {
     size_t n = strlen(word);
-    for (const char *p = words; p && n; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
-        if (!strncmp(p, word, n) && (p[n] == '|' || !p[n])) return true;
-    return false;
+    for (const char *p = words; n && *p; p += strcspn(p, "|"), p += *p == '|')
+        if (strcspn(p, "|=") == n && !strncmp(p, word, n)) return p;
+    return NULL;
 }
 
 static const SftOption *sft__option_find(const char *key) {
@@ -1303,10 +1278,17 @@ static const SftOption *sft__option_find(const char *key) {
     return NULL;
 }
 
-static const SftOther *sft__option_other(const char *path) {
+// The row of sft__other that has the path; *option: what it is another name of, NULL if of nothing.
+static const SftOther *sft__option_other(const char *path, const SftOption **option) {
+    *option = NULL;
     for (const SftOther *o = sft__other; o < sft__other + SFT_COUNT(sft__other); o++) {
-        size_t n = strlen(o->prefix);
-        if (!strncmp(path, o->prefix, n) && sft__option_among(o->names, path + n)) return o;
+        size_t n = strlen(o->prefix), m = strlen(path) - SFT_MIN(n, strlen(path));
+        const char *name = strncmp(path, o->prefix, n) ? NULL : sft__option_among(o->names, path + n);
+        char key[64];
+        if (name && name[m] == '=')
+            snprintf(key, sizeof key, "%.*s", (int)strcspn(name + m + 1, "|"), name + m + 1);
+        if (name && name[m] == '=') *option = sft__option_find(key);
+        if (name) return o;
     }
     return NULL;
 }
@@ -1326,7 +1308,7 @@ static const char *sft__option_words(char out[640], const char *before, const ch
    `key` (Levenshtein 1966, row by row), when these are fewer than *least. */
 static void sft__option_nearer(char best[64], int *least, const char *key, const char *words) {
     for (const char *w = words; *w && strlen(key) < 64;) {
-        int row[64], n = (int)strcspn(w, "|");
+        int row[64], n = (int)strcspn(w, "|=");
         for (int j = 0; j <= n; j++) row[j] = j;
         for (int i = 1; key[i - 1]; i++) {
             int diagonal = row[0];
@@ -1338,7 +1320,7 @@ static void sft__option_nearer(char best[64], int *least, const char *key, const
             }
         }
         if (row[n] < *least) *least = row[n], snprintf(best, 64, "%.*s", n, w);
-        w += n + (w[n] == '|');
+        w += strcspn(w, "|"), w += *w == '|';
     }
 }
 
@@ -1440,7 +1422,7 @@ static void sft__option_set(void *base, const SftOption *o, const json_t *v, con
         *(bool *)at = json_is_true(v);
     } else {
         const char *before = json ? "of type " : o->words ? "one of " : "a string";
-        bool fits = json ? sft__option_among(o->words, sft__json_type(v))
+        bool fits = json ? sft__option_among(o->words, sft__json_type(v)) != NULL
                          : s && (!o->words || sft__option_among(o->words, s));
         if (!unset && !fits)
             sft__option_wrong(where, o->kind, v,
@@ -1481,11 +1463,6 @@ static void sft__config_scaler(SftParse *p, const char *path, const json_t *fp16
         if (json_is_true(v) && sft__option_among("auto_cast|fp16_master_weights_and_grads", key))
             sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", p->where);
     }
-    double least = json_number_value(json_object_get(fp16, "min_loss_scale"));
-    double power = (v = json_object_get(fp16, "initial_scale_power")) ? json_number_value(v) : 16;
-    if (least > exp2(power) && !(json_number_value(json_object_get(fp16, "loss_scale")) > 0))
-        sft_die(SFT_BAD_INPUT, "%s: min_loss_scale %g is above the first scale, 2^%g",
-                sft__option_where(p, path), least, power);
 }
 
 /* DeepSpeed's value of an option. "auto" takes the run's. A value stands unless the run says otherwise
@@ -1506,11 +1483,6 @@ static void sft__config_theirs(SftParse *p, const SftOption *o, const json_t *v,
         json_object_del(value, "enabled");
         if (!on) json_decref(value), value = *given ? json_false() : json_null();
         else if (json_is_true(mine)) *given = 0; // the same, and more exact
-    } else if (!strcmp(o->name, "lr_scheduler_kwargs") && json_is_object(v)) {
-        if (sft__json_is(json_object_get(v, "warmup_min_lr"), "auto"))
-            json_object_del(value, "warmup_min_lr"); // 0
-        if (sft__json_is(json_object_get(v, "warmup_max_lr"), "auto"))
-            json_object_set_new(value, "warmup_max_lr", json_real(p->config->learning_rate));
     }
     bool numbers = json_is_number(mine) && json_is_number(value);
     bool same = numbers ? json_number_value(mine) == json_number_value(value) : json_equal(mine, value);
@@ -1532,9 +1504,9 @@ static void sft__config_key(SftParse *p, const char *prefix, const char *key, co
     char path[512], text[80];
     snprintf(path, sizeof path, "%s%.200s", prefix, key);
     const char *where = sft__option_where(p, path), *inner;
-    const SftOption *o = *prefix ? NULL : sft__option_find(key);
-    const SftOther *other = o ? NULL : sft__option_other(path);
-    if (other && other->option) o = sft__option_find(other->option);
+    const SftOption *o, *own = *prefix ? NULL : sft__option_find(key);
+    const SftOther *other = sft__option_other(path, &o);
+    if (own) o = own;
     if (o && !*prefix) {
         uint8_t *given = &p->given[o - sft__option];
         if (p->pass == 1 && *given)
@@ -1596,11 +1568,7 @@ static void sft__config_deepspeed(SftParse *p) {
     if (path) p->file = path, p->text = text; // a file of its own
     if (path || !p->file) p->skip = strlen(SFT__DS);
     if (!p->file) p->file = "--deepspeed";
-    json_t *optimizer =
-        json_object_get(ds, "optimizer"); // first: the schedule's "auto" takes its learning rate
-    if (optimizer) sft__config_key(p, SFT__DS, "optimizer", optimizer);
-    json_object_foreach(ds, key, v)
-        if (v != optimizer) sft__config_key(p, SFT__DS, key, v);
+    json_object_foreach(ds, key, v) sft__config_key(p, SFT__DS, key, v);
     if (*p->mismatch)
         sft_die(SFT_BAD_INPUT, "DeepSpeed's configuration and the run's own disagree: %s", p->mismatch);
     int64_t *m = &c->per_device_train_batch_size, *g = &c->gradient_accumulation_steps;
@@ -1656,8 +1624,9 @@ static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool 
     const char *next = i + 1 < argc && strncmp(argv[i + 1], "--", 2) ? argv[i + 1] : NULL;
     snprintf(shown, sizeof shown, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) : strlen(a), 200), a);
     for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
-    const SftOther *other = sft__option_other(key);
-    const SftOption *o = sft__option_find(other && other->option ? other->option : key);
+    const SftOption *o, *own = sft__option_find(key);
+    const SftOther *other = sft__option_other(key, &o);
+    if (own) o = own;
     if (!o && !other) sft__option_unknown(shown, "", key);
     bool json = o && o->kind == SFT__JSON;
     bool flag =
@@ -1730,7 +1699,8 @@ static void sft__config_check(SftConfig *c) {
     if (json_is_false(*fp16) || json_is_false(json_object_get(*fp16, "enabled")))
         json_decref(*fp16), *fp16 = NULL;
     if (json_is_false(*resume)) json_decref(*resume), *resume = NULL;
-    if (json_is_string(c->evaluation_inputs)) c->evaluation_inputs = json_pack("[o]", c->evaluation_inputs); // one prompt
+    if (json_is_string(c->evaluation_inputs))
+        c->evaluation_inputs = json_pack("[o]", c->evaluation_inputs); // one prompt
     c->type = c->bf16 ? SFT_BF16 : c->fp16 ? SFT_F16 : SFT_F32;
     bool train = !strcmp(command, "train"), data = !strcmp(command, "data"), eval = !strcmp(command, "eval");
     bool exports = !strcmp(command, "export"), generate = !strcmp(command, "generate");
