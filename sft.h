@@ -743,7 +743,8 @@ struct SftModel {
 
 /* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens. With plan true nothing is
    allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. A model that
-   speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The workspace depends on the number of OpenMP threads: set it before. */
+   speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The workspace depends on the
+   number of OpenMP threads: set it before. */
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
                     int64_t cache, bool plan, const SftOps *ops);
 void sft_model_close(SftModel *m);
@@ -4794,6 +4795,26 @@ static void sft__layout(SftModel *m) {
     sft__plan_part(m, SFT_MEM_CACHE, 0, "keys and values of %lld tokens", (long long)m->cache.room);
 }
 
+// A whole step, and generation, on arenas that count: every op only takes its workspace.
+static void sft__rehearse(SftModel *m, const SftOps *ops) {
+    SftCtx c = {.ops = ops, .work = &m->mem[SFT_MEM_WORK]};
+    SftBatch b = {.n = m->tokens, .documents = 1, .trained = m->tokens};
+    SftConfig config = {.lr_scheduler_type = (char *)"constant"};
+    SftTrainer trainer = {.total = 1};
+    sft_forward(&c, m, &b);
+    sft_loss(&c, m, &b, m->trains, NULL);
+    if (m->trains) {
+        sft_backward(&c, m, &b);
+        sft_update(&c, m, &trainer, &config, 1);
+    }
+    if (m->cache.room) {
+        b.n = SFT_MIN(m->tokens, m->cache.room);
+        m->cache.n = m->cache.room - b.n;
+        sft_forward_cached(&c, m, &b, &m->cache);
+        m->cache.n = 0;
+    }
+}
+
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
                     int64_t cache, bool plan, const SftOps *ops) {
     const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "KV cache", "workspace"};
@@ -4803,13 +4824,7 @@ void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bo
     m->cache = (SftCache){.keys = SFT_NEW(SftTensor, a->L), .values = SFT_NEW(SftTensor, a->L), .room = cache};
     for (int i = 0; i < SFT_MEMS; i++) m->mem[i].name = name[i];
     sft__layout(m);
-    SftCtx c = {.ops = ops, .work = &m->mem[SFT_MEM_WORK]}; // a dry run: every op only takes its workspace
-    SftBatch b = {.n = tokens, .documents = 1, .trained = tokens};
-    sft_forward(&c, m, &b);
-    sft_loss(&c, m, &b, trains, NULL);
-    if (trains) sft_backward(&c, m, &b);
-    if (cache) b.n = SFT_MIN(tokens, cache), m->cache.n = cache - b.n, sft_forward_cached(&c, m, &b, &m->cache);
-    m->cache.n = 0;
+    sft__rehearse(m, ops);
     if (plan) return;
     for (int i = 0; i < SFT_MEMS; i++) sft_arena_open(&m->mem[i], name[i], m->mem[i].peak);
     sft_units_close(m);
