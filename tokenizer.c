@@ -24,15 +24,16 @@
 
    The result is, id for id, that of Hugging Face's `tokenizers` on the same file. Text that is not UTF-8 is read as
    Python's bytes.decode("utf-8", "replace") and Rust's from_utf8_lossy read it: each longest sequence of bytes that
-   begins a character without ending it becomes U+FFFD. Where the two systems differ on purpose: an added token keeps the id that the file says (the
-   reference silently numbers it anew), and files that contradict themselves are refused.
+   begins a character without ending it becomes U+FFFD. Where the two differ on purpose: an added token keeps the id
+   that the file says (the reference silently numbers it anew), and files that contradict themselves are refused.
 
-   Speed. Words repeat, so each thread remembers the ids of recent words (Sft__Entry); the others are merged without
-   touching the allocator (sft__merge). Guarded by test/test_tokenizer.c. The usual pitfall: regular expressions of two
+   Speed. Words repeat, so each thread remembers the ids of recent words (Sft__Entry); the others are cut where no merge
+   can reach across (sft__join) and merged without touching the allocator (sft__merge). Guarded by test/test_tokenizer.c. The usual pitfall: regular expressions of two
    engines that look alike and are not (sft__regex translates from Oniguruma, which the files are written for). */
 #include "sft.h"
 #include <jansson.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@
 /* ================================================================================================================
    Bytes, characters, and a table of words
    ================================================================================================================ */
-typedef struct { char *p; size_t n, cap; } Sft__Bytes; // growing; what p held is gone after the next sft__add
+typedef struct { char *p; size_t n, cap; } Sft__Bytes; // growing
 
 static void sft__add(Sft__Bytes *b, const char *text, size_t n) {
     if (b->n + n > b->cap) b->p = sft_realloc(b->p, b->cap = 2 * (b->n + n) + 64);
@@ -70,6 +71,8 @@ static inline size_t sft__length(char first) { // bytes of the character that be
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
 }
 
+static inline bool sft__inside(char c) { return ((uint8_t)c & 0xc0) == 0x80; } // not the first byte of a character
+
 static inline uint32_t sft__char(const char *text, size_t *at) { // the character at *at of valid UTF-8; moves on
     const uint8_t *p = (const uint8_t *)text + *at;
     size_t n = sft__length(text[*at]);
@@ -80,25 +83,17 @@ static inline uint32_t sft__char(const char *text, size_t *at) { // the characte
     return (p[0] & 7u) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
 }
 
-static void sft__add_char(Sft__Bytes *b, uint32_t c) {
-    char p[4];
-    sft__add(b, p, (size_t)utf8proc_encode_char((int32_t)c, (utf8proc_uint8_t *)p));
-}
-
-/* How many bytes of text[0..n) are one valid character, or minus the number that one U+FFFD stands for: the lead byte
-   and the continuation bytes that could still have led to a character (Unicode 15, section 3.9, table 3-7). */
-static int sft__valid(const uint8_t *p, size_t n) {
-    uint8_t c = p[0], low = 0x80, high = 0xbf;
+/* Bytes of the valid character at p[0..n), or minus the number that one U+FFFD stands for: the lead byte and those
+   behind it that could still have led to a character (Unicode 15, section 3.9, table 3-7). */
+static int sft__valid(const char *text, size_t n) {
+    const uint8_t *p = (const uint8_t *)text;
+    uint8_t c = p[0], low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80; // below: overlong
+    uint8_t high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;          // above: surrogates, beyond U+10FFFF
     int need = c >= 0xc2 && c <= 0xdf ? 1 : (c & 0xf0) == 0xe0 ? 2 : c >= 0xf0 && c <= 0xf4 ? 3 : 0;
     if (c < 0x80) return 1;
-    if (c == 0xe0) low = 0xa0; // overlong
-    if (c == 0xed) high = 0x9f; // surrogates
-    if (c == 0xf0) low = 0x90;
-    if (c == 0xf4) high = 0x8f; // above U+10FFFF
-    if (!need) return -1;
     for (int i = 1; i <= need; i++, low = 0x80, high = 0xbf)
         if ((size_t)i >= n || p[i] < low || p[i] > high) return -i;
-    return need + 1;
+    return need ? need + 1 : -1;
 }
 
 // text itself if it is valid UTF-8, else a copy in `out` with U+FFFD for what is not.
@@ -111,15 +106,14 @@ static const char *sft__utf8(Sft__Bytes *out, const char *text, size_t *n) {
             i += 8;
             continue;
         }
-        int k = sft__valid((const uint8_t *)text + i, *n - i);
-        if (k < 0) {
-            sft__add(out, text + kept, i - kept);
-            sft__add(out, "\xef\xbf\xbd", 3);
-            kept = i + (size_t)-k;
-        }
-        i += (size_t)(k < 0 ? -k : k);
+        int k = sft__valid(text + i, *n - i);
+        i += (size_t)abs(k);
+        if (k > 0) continue;
+        sft__add(out, text + kept, i - (size_t)-k - kept);
+        sft__add(out, "\xef\xbf\xbd", 3);
+        kept = i;
     }
-    if (!out->n && !kept) return text;
+    if (!kept) return text;
     sft__add(out, text + kept, *n - kept);
     *n = out->n;
     return out->p;
@@ -134,27 +128,17 @@ static uint32_t sft__byte_char(int byte) {
 
 static int sft__char_byte(uint32_t c) { // the byte that the character spells, -1 if none
     if (c < 256) return sft__byte_char((int)c) == c ? (int)c : -1;
-    c -= 256;
-    return c <= 32 ? (int)c : c < 67 ? (int)c - 33 + 127 : c == 67 ? 0xad : -1;
+    return c <= 288 ? (int)c - 256 : c < 323 ? (int)c - 289 + 127 : c == 323 ? 0xad : -1;
 }
 
 static inline uint64_t sft__hash(const char *p, size_t n) {
     uint64_t h = n * 0x9e3779b97f4a7c15u, v = 0;
-    uint32_t a, b;
-    const char *end = p + n;
-    if (n >= 8) {
-        for (; end - p > 8; p += 8) {
-            memcpy(&v, p, 8);
-            h = (h ^ v) * 0xbf58476d1ce4e5b9u;
-            h ^= h >> 29;
-        }
-        memcpy(&v, end - 8, 8);
-    } else if (n >= 4) {
-        memcpy(&a, p, 4), memcpy(&b, end - 4, 4);
-        v = (uint64_t)a << 32 | b;
-    } else if (n) {
-        v = (uint64_t)(uint8_t)p[0] << 16 | (uint64_t)(uint8_t)p[n / 2] << 8 | (uint8_t)end[-1];
+    for (; n >= 8; p += 8, n -= 8) {
+        memcpy(&v, p, 8);
+        h = (h ^ v) * 0xbf58476d1ce4e5b9u;
+        h ^= h >> 29;
     }
+    for (v = 0; n; n--) v = v << 8 | (uint8_t)*p++;
     h = (h ^ v) * 0x94d049bb133111ebu;
     return h ^ h >> 32;
 }
@@ -163,8 +147,7 @@ static inline uint64_t sft__hash(const char *p, size_t n) {
 typedef struct {
     Sft__Bytes text;
     uint32_t *at, *length; // of an id: where its string is; length SFT__HOLE: the id has none
-    int32_t ids;           // highest id + 1
-    int32_t *slot;         // -1: free
+    int32_t ids, *slot;    // highest id + 1; hash -> id, -1: free
     uint64_t mask;
 } Sft__Words;
 #define SFT__HOLE UINT32_MAX
@@ -173,19 +156,12 @@ typedef struct {
 static void sft__words_open(Sft__Words *w, int32_t ids, size_t strings) {
     w->ids = ids;
     w->at = SFT_NEW(uint32_t, ids);
-    w->length = SFT_NEW(uint32_t, ids);
-    memset(w->length, 0xff, (size_t)ids * 4);
+    w->length = memset(SFT_NEW(uint32_t, ids), 0xff, (size_t)ids * 4);
     for (w->mask = 15; w->mask < 2 * strings; w->mask = 2 * w->mask + 1) {}
-    w->slot = sft_realloc(NULL, (w->mask + 1) * 4);
-    memset(w->slot, 0xff, (w->mask + 1) * 4);
-}
-
-static void sft__words_close(Sft__Words *w) {
-    free(w->text.p), free(w->at), free(w->length), free(w->slot);
+    w->slot = memset(SFT_NEW(int32_t, w->mask + 1), 0xff, (w->mask + 1) * 4);
 }
 
 static int32_t sft__words_find(const Sft__Words *w, const char *text, size_t n) {
-    if (!w->slot) return -1;
     for (uint64_t i = sft__hash(text, n) & w->mask; w->slot[i] >= 0; i = (i + 1) & w->mask) {
         int32_t id = w->slot[i];
         if (w->length[id] == n && !memcmp(w->text.p + w->at[id], text, n)) return id;
@@ -205,23 +181,20 @@ static void sft__words_put(Sft__Words *w, const char *text, size_t n, int32_t id
 /* ================================================================================================================
    The tokenizer, and what one thread needs to encode
    ================================================================================================================ */
-typedef struct { uint64_t pair; uint32_t rank; int32_t id; } Sft__Merge; // pair: left id << 32 | right id
-#define SFT__NONE UINT64_MAX
-
 // One step of a pipeline. What the fields mean for each kind stands beside it.
 typedef enum {
     SFT__UNICODE,  // normalizer: mode = utf8proc's options
     SFT__PREPEND,  // normalizer: `text` before text that is not empty
-    SFT__REPLACE,  // normalizer and decoder: `text` for every match of regex, or where that is NULL, of the byte `from`
+    SFT__REPLACE,  // normalizer, decoder: `text` for every match of regex, or where that is NULL, of the byte `from`
     SFT__TRIM,     // normalizer: white space off the left (mode & 1) and the right (mode & 2)
-    SFT__SPLIT,    // pre-tokenizer: pieces at the matches of regex; mode = what becomes of the matches (SFT__ISOLATED ...)
+    SFT__SPLIT,    // pre-tokenizer: pieces at the matches of regex; mode = what becomes of these (SFT__ISOLATED ...)
     SFT__SPACES,   // pre-tokenizer: `text` for every space, and before the piece (mode = SFT__ALWAYS ...)
     SFT__BYTES,    // pre-tokenizer: every byte as its character
     SFT__UNBYTES,  // decoder: every character as its byte
     SFT__UNHEX,    // decoder: <0x41> is a byte
     SFT__FUSE,     // decoder: all tokens become one
     SFT__STRIP,    // decoder: up to `left` times `text` off the left of each token, `right` off the right
-    SFT__UNSPACES, // decoder: `text` is a space, and nothing in the first token unless mode == SFT__NEVER
+    SFT__UNSPACES, // decoder: a space for each match of regex, nothing in the first token unless mode == SFT__NEVER
 } Sft__Kind;
 enum { SFT__ISOLATED, SFT__REMOVED, SFT__CONTIGUOUS, SFT__WITH_PREVIOUS, SFT__WITH_NEXT };
 enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS };
@@ -236,13 +209,16 @@ typedef struct {
 enum { SFT__STEPS = 24 };
 typedef struct { Sft__Step step[SFT__STEPS]; int n; } Sft__Pipeline;
 
+typedef struct { uint64_t pair; uint32_t rank; int32_t id; } Sft__Merge; // pair: left id << 32 | right id
+#define SFT__NONE UINT64_MAX
+
 // Added tokens, sorted by their text: all that begin alike are neighbours, so a sorted list is a trie.
-typedef struct { char *text; size_t n; int32_t id; bool left, right, word, special, normalized; } Sft__Added;
-typedef struct { Sft__Added *token; int n, first[257]; } Sft__AddedSet; // first[b]: where texts that begin with byte b are
+typedef struct { char *text; size_t n; int32_t id; bool left, right, word, normalized; } Sft__Added;
+typedef struct { Sft__Added *token; int n, first[257]; } Sft__AddedSet; // first[b]: where those beginning with b are
 
-enum { SFT__KEY = 30, SFT__CACHED = 8, SFT__CACHE = 1 << 14, SFT__SHORT = 128 };
+enum { SFT__KEY = 30, SFT__CACHED = 8, SFT__CACHE = 1 << 14, SFT__SHORT = 64, SFT__SCRATCHES = 64 };
 typedef struct { uint8_t length, n; char key[SFT__KEY]; int32_t ids[SFT__CACHED]; } Sft__Entry; // one cache line
-
+typedef struct { int32_t id, next, previous, made; } Sft__Symbol; // made: what it becomes with its right neighbour
 typedef struct {
     atomic_flag busy;
     Sft__Bytes utf8, normal[2], step[SFT__STEPS];
@@ -250,35 +226,43 @@ typedef struct {
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
-    int32_t *symbol, *next, *previous, *made; // for words of more than SFT__SHORT symbols
-    uint32_t *rank;
-    uint64_t *heap;
-    size_t room; // symbols that these have room for
+    Sft__Symbol *symbol; // of the word that is merged: [room]
+    uint32_t *rank;      // of the merge of a symbol and the next, UINT32_MAX: none: [room]
+    uint64_t *heap;      // rank << 32 | position: [2 * room]
+    size_t room, entries; // entries: of the heap
 } Sft__Scratch;
-enum { SFT__SCRATCHES = 64 };
 
 struct SftTokenizer {
-    char *file; // for messages
-    Sft__Words words, raw; // as the file spells them; byte-level with ignore_merges: the bytes they stand for
+    char *file;            // for messages
+    Sft__Words words, raw; // as the file spells them; byte-level: the bytes they stand for
     uint8_t *special;      // by id: 1: left out by skip_special; 2: decoded as the normalizer spells it
-    Sft__Merge *merge;     // open addressing, at most half full
+    Sft__Merge *merge;     // open addressing
     uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none, and this small table says so
     int filter_shift;
     bool byte_level, byte_fallback, fuse_unk, ignore_merges;
-    int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
-    int32_t *char_id;          // by code point below 0x10000, not byte-level
-    uint8_t *joined;           // see sft__join; NULL: never cut
     bool all_known;            // no unknown token can arise: every byte has an id
+    int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
+    uint8_t *joined;           // see sft__join; NULL: words are never cut
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
-    bool joins_with_space;     // no decoder at all: tokens are joined with spaces
-    uint8_t *unstable;         // bit set of code points that NFC, ... may change; NULL: no such step
+    bool joins_with_space; // no decoder at all: tokens are joined with spaces
+    uint8_t *unstable;     // bit set of code points that NFC, ... may change; NULL: no such step
     Sft__AddedSet plain, normalized;
     pcre2_code *word_char; // for single_word
-    SftIds prefix, suffix;
+    SftIds prefix, suffix; // what the post-processor adds
     int32_t bos, eos;
     char *chat_template;
     Sft__Scratch *scratch; // [SFT__SCRATCHES]; the only part that changes after loading
 };
+
+SFT_NORETURN static void sft__bad(const SftTokenizer *t, const char *format, ...) SFT_PRINTF(2, 3);
+static void sft__bad(const SftTokenizer *t, const char *format, ...) {
+    char line[1500];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    sft_die(SFT_BAD_INPUT, "%s: %s", t->file, line);
+}
 
 // A scratch area that no other thread holds. The cache lives in it, so a thread prefers its own.
 static Sft__Scratch *sft__borrow(const SftTokenizer *t) {
@@ -293,7 +277,7 @@ static Sft__Scratch *sft__borrow(const SftTokenizer *t) {
         s->match = pcre2_match_data_create(1, NULL);
         s->context = pcre2_match_context_create(NULL);
         s->stack = pcre2_jit_stack_create(1 << 15, 1 << 22, NULL);
-        if (!s->match || !s->context || !s->stack) sft_die(SFT_BROKEN, "out of memory for the tokenizer's regular expressions");
+        if (!s->match || !s->context || !s->stack) sft_die(SFT_BROKEN, "out of memory for regular expressions");
         pcre2_set_match_limit(s->context, 100000000);
         pcre2_jit_stack_assign(s->context, NULL, s->stack);
     }
@@ -310,138 +294,114 @@ static void sft__give(Sft__Scratch *s) { atomic_flag_clear_explicit(&s->busy, me
    (PCRE2 means the script's extensions), {,n}, \uHHHH; classes in classes and their intersections. */
 #define SFT__WHITE "\\t-\\r\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define SFT__WORDS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define SFT__WORD_CHAR "\\A[" SFT__WORDS "\\x{200c}\\x{200d}]"
 #define SFT__GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-static pcre2_code *sft__compile(const char *file, const char *regex, size_t n) {
-    int error;
+static pcre2_code *sft__compile(const SftTokenizer *t, const char *regex, size_t n) {
+    int error, options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C; // ^ and $ are Ruby's
     PCRE2_SIZE at;
     char why[200];
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context) sft_die(SFT_BROKEN, "out of memory for a regular expression");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)regex, n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                                     &error, &at, context);
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)regex, n, (uint32_t)options, &error, &at, context);
     pcre2_compile_context_free(context);
     if (!code) {
         pcre2_get_error_message(error, (PCRE2_UCHAR *)why, sizeof why);
-        sft_die(SFT_BAD_INPUT, "%s: cannot use the regular expression \"%.300s\": %s", file, regex, why);
+        sft__bad(t, "cannot use the regular expression \"%.300s\": %s", regex, why);
     }
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, matching works without it
     return code;
 }
 
-// \p{NAME} at regex[*at..]: general categories as they are, everything else is the name of a script.
-static void sft__property(Sft__Bytes *out, const char *file, const char *regex, size_t n, size_t *at) {
-    static const char *long_names[][2] = {{"Letter", "L"}, {"Mark", "M"}, {"Number", "N"}, {"Punctuation", "P"}, {"Symbol", "S"},
-                                          {"Separator", "Z"}, {"Other", "C"}, {"Any", "Any"}, {"Alphabetic", "Alphabetic"}};
-    const char *from = regex + *at + 3, *end = *at + 2 < n && regex[*at + 2] == '{' ? memchr(from, '}', n - *at - 3) : NULL;
-    if (!end) sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has \\%c without {name}", file, regex, regex[*at + 1]);
-    sft__add(out, regex + *at, 3);
-    if (from < end && *from == '^') sft__add(out, from++, 1);
-    size_t length = (size_t)(end - from);
-    const char *name = NULL;
-    for (int i = 0; i < SFT_COUNT(long_names); i++)
-        if (strlen(long_names[i][0]) == length && !strncmp(from, long_names[i][0], length)) name = long_names[i][1];
-    if (name) {
-        sft__add(out, name, strlen(name));
-    } else {
-        if (length > 2) sft__add(out, "sc:", 3);
-        sft__add(out, from, length);
-    }
-    sft__add(out, "}", 1);
-    *at = (size_t)(end - regex) + 1;
-}
-
-// An escape at regex[*at]; `class`: between [ and ].
-static void sft__escape(Sft__Bytes *out, const char *file, const char *regex, size_t n, size_t *at, bool class) {
-    char c = *at + 1 < n ? regex[*at + 1] : 0;
-    const char *set = c == 's' || c == 'S' ? SFT__WHITE : c == 'w' || c == 'W' ? SFT__WORDS : NULL;
-    if (c == 'p' || c == 'P') {
-        sft__property(out, file, regex, n, at);
-        return;
-    }
-    if (set && class && c == 'S') {
-        sft__add(out, "\\P{White_Space}", 15);
-    } else if (set && !(class && c == 'W')) {
-        sft__add(out, c == 'S' || c == 'W' ? "[^" : "[", class ? 0 : c == 'S' || c == 'W' ? 2 : 1);
+// Rewrites the escape at regex[at..]; class: it stands between [ and ]. Returns its length.
+static size_t sft__escape(const SftTokenizer *t, Sft__Bytes *out, const char *regex, size_t n, size_t at, bool class) {
+    static const struct { char c; const char *alone, *in_class; } sets[] = {
+        {'s', "[" SFT__WHITE "]", SFT__WHITE}, {'S', "[^" SFT__WHITE "]", "\\P{White_Space}"},
+        {'w', "[" SFT__WORDS "]", SFT__WORDS}, {'W', "[^" SFT__WORDS "]", NULL}};
+    char c = at + 1 < n ? regex[at + 1] : 0;
+    for (int i = 0; i < SFT_COUNT(sets); i++) {
+        const char *set = class ? sets[i].in_class : sets[i].alone;
+        if (c != sets[i].c || !set) continue;
         sft__add(out, set, strlen(set));
-        sft__add(out, "]", !class);
-    } else if (c == 'u' && *at + 6 <= n) {
-        sft__add(out, "\\x{", 3);
-        sft__add(out, regex + *at + 2, 4);
-        sft__add(out, "}", 1);
-        *at += 4;
-    } else if (!c || (class && c == 'W') || strchr("bBhHQEGKNXRyYCMucU", c)) {
-        sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has \\%c, which is not supported", file, regex, c ? c : ' ');
-    } else {
-        sft__add(out, regex + *at, 2);
+        return 2;
     }
-    *at += 2;
+    if (c == 'u' && at + 6 <= n) {
+        sft__add(out, "\\x{", 3), sft__add(out, regex + at + 2, 4), sft__add(out, "}", 1);
+        return 6;
+    }
+    if (c == 'p' || c == 'P') { // names of one or two letters are general categories, longer ones scripts
+        const char *end = at + 2 < n && regex[at + 2] == '{' ? memchr(regex + at, '}', n - at) : NULL;
+        if (!end) sft__bad(t, "the regular expression \"%.300s\" has \\%c without {name}", regex, c);
+        size_t name = at + 3 + (regex[at + 3] == '^'), length = (size_t)(end - regex) + 1 - at;
+        sft__add(out, regex + at, name - at);
+        if (end - regex - (ptrdiff_t)name > 2) sft__add(out, "sc:", 3);
+        sft__add(out, regex + name, at + length - name);
+        return length;
+    }
+    if (!c || strchr("bBhHQEGKNXRyYCMuUcW", c))
+        sft__bad(t, "the regular expression \"%.300s\" has \\%c, which is not supported", regex, c ? c : ' ');
+    sft__add(out, regex + at, 2);
+    return 2;
 }
 
-static pcre2_code *sft__regex(const char *file, const char *regex, size_t n) {
+static pcre2_code *sft__regex(const SftTokenizer *t, const char *regex, size_t n) {
     Sft__Bytes out = {0};
     const char *refused = NULL;
     bool class = false;
     for (size_t i = 0; i < n && !refused;) {
         char c = regex[i], d = i + 1 < n ? regex[i + 1] : 0;
         if (c == '\\') {
-            sft__escape(&out, file, regex, n, &i, class);
+            i += sft__escape(t, &out, regex, n, i, class);
             continue;
         }
         if (class && c == '[') refused = "a class inside a class";
         if (class && c == '&' && d == '&') refused = "&&";
         if (!class && c == '(' && d == '*') refused = "(*";
         if (!class && c == '}' && d == '+') refused = "}+"; // possessive for one engine, a repetition for the other
-        if (!class && c == '[') {
-            size_t skip = d == '^' ? 2 : 1; // a ] that stands first is itself
-            if (i + skip < n && regex[i + skip] == ']') refused = "an empty class";
-            class = true;
-        } else if (class && c == ']') {
-            class = false;
-        }
+        if (!class && c == '[' && (d == ']' || (d == '^' && i + 2 < n && regex[i + 2] == ']'))) refused = "an empty class";
+        class = class ? c != ']' : c == '[';
         sft__add(&out, regex + i++, 1);
         if (!class && c == '{' && d == ',') sft__add(&out, "0", 1);
     }
-    if (refused) sft_die(SFT_BAD_INPUT, "%s: the regular expression \"%.300s\" has %s, which is not supported", file, regex, refused);
+    if (refused) sft__bad(t, "the regular expression \"%.300s\" has %s, which is not supported", regex, refused);
     sft__add(&out, "", 1);
-    pcre2_code *code = sft__compile(file, out.p, out.n - 1);
+    pcre2_code *code = sft__compile(t, out.p, out.n - 1);
     free(out.p);
     return code;
 }
 
-static pcre2_code *sft__literal(const char *file, const char *text, size_t n) { // a regex that matches this very text
+static pcre2_code *sft__literal(const SftTokenizer *t, const char *text) { // matches this very text, and "" nowhere
     Sft__Bytes out = {0};
     char hex[16];
-    for (size_t i = 0; i < n;) sft__add(&out, hex, (size_t)snprintf(hex, sizeof hex, "\\x{%x}", sft__char(text, &i)));
-    pcre2_code *code = sft__compile(file, out.p ? out.p : "(?!)", out.p ? out.n : 4); // nothing is found in no text
+    for (size_t i = 0; text[i];) sft__add(&out, hex, (size_t)snprintf(hex, sizeof hex, "\\x{%x}", sft__char(text, &i)));
+    pcre2_code *code = sft__compile(t, out.n ? out.p : "(?!)", out.n ? out.n : 4);
     free(out.p);
     return code;
 }
 
 // Matches one after the other. As in the reference, an empty match right behind the last match does not count.
 typedef struct { const pcre2_code *regex; const char *text; size_t n, at, last, from, to; } Sft__Finder;
+#define SFT__FINDER(regex, text, n) {regex, text, n, 0, SIZE_MAX, 0, 0}
 
 static bool sft__find(Sft__Finder *f, Sft__Scratch *s) {
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(s->match);
+    PCRE2_SPTR text = (PCRE2_SPTR)f->text;
     while (f->at <= f->n) {
-        int rc = pcre2_jit_match(f->regex, (PCRE2_SPTR)f->text, f->n, f->at, 0, s->match, s->context);
+        int rc = pcre2_jit_match(f->regex, text, f->n, f->at, 0, s->match, s->context);
         if (rc == PCRE2_ERROR_JIT_BADOPTION || rc == PCRE2_ERROR_JIT_STACKLIMIT)
-            rc = pcre2_match(f->regex, (PCRE2_SPTR)f->text, f->n, f->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, s->match, s->context);
+            rc = pcre2_match(f->regex, text, f->n, f->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, s->match, s->context);
         if (rc == PCRE2_ERROR_NOMATCH) return false;
         if (rc < 0 || range[0] < f->at || range[1] < range[0]) {
             char why[200] = "it moves backwards";
             if (rc < 0) pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
-            sft_die(SFT_BAD_INPUT, "a regular expression of the tokenizer fails on the text \"%.60s...\": %s", f->text + f->at, why);
+            sft_die(SFT_BAD_INPUT, "a regular expression of the tokenizer fails on the text \"%.*s\": %s",
+                    (int)SFT_MIN(f->n - f->at, 60), f->text + f->at, why);
         }
         f->from = range[0], f->to = range[1];
-        if (f->from == f->to && f->last == f->to) {
-            f->at += f->at < f->n ? sft__length(f->text[f->at]) : 1;
-            continue;
-        }
-        f->at = f->last = f->to;
-        return true;
+        bool again = f->from == f->to && f->last == f->to;
+        f->at = again ? f->at + (f->at < f->n ? sft__length(f->text[f->at]) : 1) : f->to;
+        f->last = f->to;
+        if (!again) return true;
     }
     return false;
 }
@@ -459,163 +419,102 @@ static inline const Sft__Merge *sft__pair(const SftTokenizer *t, int32_t a, int3
     }
 }
 
-/* Merges up to SFT__SHORT symbols in place; returns how many remain. key[i] is rank * SFT__SHORT + i for the pair that
-   begins at symbol i, so the smallest key is the pair to merge, leftmost among equals; finding it is one SIMD minimum
-   over a few cache lines, faster than any heap for words of this length. Symbols that were merged away keep the
-   largest key. */
-static int sft__merge_short(const SftTokenizer *t, int32_t *symbol, int n) {
-    uint32_t key[SFT__SHORT];
-    int32_t made[SFT__SHORT];
-    uint8_t next[SFT__SHORT], previous[SFT__SHORT];
-    int padded = (n + 15) / 16 * 16;
-    for (int i = 0; i < padded; i++) {
-        const Sft__Merge *m = i + 1 < n ? sft__pair(t, symbol[i], symbol[i + 1]) : NULL;
-        key[i] = m ? m->rank * SFT__SHORT + (uint32_t)i : UINT32_MAX;
-        made[i] = m ? m->id : 0;
-        next[i] = (uint8_t)(i + 1), previous[i] = (uint8_t)(i - 1);
-    }
-    for (;;) {
-        uint32_t best = UINT32_MAX;
-        for (int i = 0; i < padded; i++) best = key[i] < best ? key[i] : best;
-        if (best == UINT32_MAX) break;
-        int i = best % SFT__SHORT, gone = next[i], right = next[gone], left = previous[i];
-        symbol[i] = made[i];
-        symbol[gone] = -1;
-        next[i] = (uint8_t)right;
-        key[gone] = key[i] = UINT32_MAX;
-        const Sft__Merge *m;
-        if (right < n) {
-            previous[right] = (uint8_t)i;
-            if ((m = sft__pair(t, symbol[i], symbol[right]))) key[i] = m->rank * SFT__SHORT + (uint32_t)i, made[i] = m->id;
-        }
-        if (i > 0) {
-            m = sft__pair(t, symbol[left], symbol[i]);
-            key[left] = m ? m->rank * SFT__SHORT + (uint32_t)left : UINT32_MAX;
-            if (m) made[left] = m->id;
-        }
-    }
-    int kept = 0;
-    for (int i = 0; i < n; i++)
-        if (symbol[i] >= 0) symbol[kept++] = symbol[i];
-    return kept;
-}
-
-// The heap of sft__merge_long: rank << 32 | position, smallest first.
-static void sft__heap_push(uint64_t *heap, size_t *n, uint64_t x) {
-    size_t i = (*n)++;
-    for (; i && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = x;
-}
-
-static uint64_t sft__heap_pop(uint64_t *heap, size_t *n) {
-    uint64_t top = heap[0], x = heap[--*n];
-    size_t i = 0, child;
-    for (; (child = 2 * i + 1) < *n; i = child) {
-        if (child + 1 < *n && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= x) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = x;
-    return top;
-}
-
-static void sft__long_pair(const SftTokenizer *t, Sft__Scratch *s, size_t *entries, int32_t i, int32_t right, int32_t n) {
-    const Sft__Merge *m = right < n ? sft__pair(t, s->symbol[i], s->symbol[right]) : NULL;
-    s->rank[i] = m ? m->rank : UINT32_MAX;
-    if (!m) return;
-    s->made[i] = m->id;
-    sft__heap_push(s->heap, entries, (uint64_t)m->rank << 32 | (uint32_t)i);
-}
-
-/* The same for any number of symbols, in O(n log n). A heap holds every pair that can be merged; an entry counts only
-   while its rank is still that of the pair that begins there. Every merge takes one entry out and puts at most two in,
-   so 2 n entries are enough. */
-static int32_t sft__merge_long(const SftTokenizer *t, Sft__Scratch *s, int32_t n) {
-    size_t entries = 0;
-    for (int32_t i = 0; i < n; i++) {
-        s->next[i] = i + 1, s->previous[i] = i - 1;
-        sft__long_pair(t, s, &entries, i, i + 1, n);
-    }
-    while (entries) {
-        uint64_t top = sft__heap_pop(s->heap, &entries);
-        int32_t i = (int32_t)(uint32_t)top;
-        if (s->rank[i] != top >> 32) continue;
-        int32_t gone = s->next[i], right = s->next[gone], left = s->previous[i];
-        s->symbol[i] = s->made[i];
-        s->symbol[gone] = -1;
-        s->rank[gone] = UINT32_MAX;
-        s->next[i] = right;
-        if (right < n) s->previous[right] = i;
-        sft__long_pair(t, s, &entries, i, right, n);
-        if (left >= 0) sft__long_pair(t, s, &entries, left, i, n);
-    }
-    int32_t kept = 0;
-    for (int32_t i = 0; i < n; i++)
-        if (s->symbol[i] >= 0) s->symbol[kept++] = s->symbol[i];
-    return kept;
-}
-
-static inline int32_t sft__char_id(const SftTokenizer *t, uint32_t c, const char *text, size_t n) {
-    return c < 0x10000 ? t->char_id[c] : sft__words_find(&t->words, text, n);
-}
-
 /* The symbols that a word begins with; at most n of them. As in the reference, an unknown character without a token
    for each of its bytes becomes unk (several in a row one unk if fuse_unk), or nothing where there is no unk; a pending
    unk is written when the next known character or the end comes. */
-static int32_t sft__symbols(const SftTokenizer *t, int32_t *symbol, const char *word, size_t n) {
+static int32_t sft__symbols(const SftTokenizer *t, Sft__Symbol *symbol, const char *word, size_t n) {
     int32_t count = 0;
     bool pending = false;
-    for (size_t i = 0; i < n;) {
-        size_t from = i;
-        int32_t id;
-        if (t->byte_level) {
-            id = t->byte_id[(uint8_t)word[i++]];
-        } else {
-            uint32_t c = sft__char(word, &i);
-            id = sft__char_id(t, c, word + from, i - from);
-        }
+    for (size_t i = 0, from; (from = i) < n;) {
+        i += t->byte_level ? 1 : sft__length(word[i]);
+        int32_t id = t->byte_level ? t->byte_id[(uint8_t)word[from]] : sft__words_find(&t->words, word + from, i - from);
         if (id >= 0) {
-            if (pending) symbol[count++] = t->unk;
+            if (pending) symbol[count++].id = t->unk;
             pending = false;
-            symbol[count++] = id;
+            symbol[count++].id = id;
             continue;
         }
         bool bytes = t->byte_fallback;
         for (size_t k = from; k < i && bytes; k++) bytes = t->byte_id[(uint8_t)word[k]] >= 0;
         if (bytes) {
-            for (size_t k = from; k < i; k++) symbol[count++] = t->byte_id[(uint8_t)word[k]];
+            for (size_t k = from; k < i; k++) symbol[count++].id = t->byte_id[(uint8_t)word[k]];
         } else if (t->unk >= 0) {
-            if (pending && !t->fuse_unk) symbol[count++] = t->unk;
+            if (pending && !t->fuse_unk) symbol[count++].id = t->unk;
             pending = true;
         }
     }
-    if (pending) symbol[count++] = t->unk;
+    if (pending) symbol[count++].id = t->unk;
     return count;
+}
+
+/* The pair to merge next is that of the lowest rank, leftmost among equals. In a short word it is found by looking
+   through all ranks (one SIMD minimum), in a long one by a heap, whose entries count only while they hold the rank of
+   the pair that begins there. A merge takes one entry out and puts at most two in, so 2 n are enough. */
+static inline int32_t sft__best(Sft__Scratch *s, int32_t n) { // where that pair begins, -1 if there is none
+    if (n <= SFT__SHORT) {
+        uint32_t best = UINT32_MAX;
+        int32_t at = 0;
+        for (int32_t i = 0; i < n; i++) best = s->rank[i] < best ? s->rank[i] : best;
+        if (best == UINT32_MAX) return -1;
+        while (s->rank[at] != best) at++;
+        return at;
+    }
+    while (s->entries) {
+        uint64_t top = s->heap[0], x = s->heap[--s->entries];
+        size_t i = 0, child;
+        for (; (child = 2 * i + 1) < s->entries; i = child) {
+            if (child + 1 < s->entries && s->heap[child + 1] < s->heap[child]) child++;
+            if (s->heap[child] >= x) break;
+            s->heap[i] = s->heap[child];
+        }
+        s->heap[i] = x;
+        if (s->rank[(uint32_t)top] == top >> 32) return (int32_t)(uint32_t)top;
+    }
+    return -1;
+}
+
+static inline void sft__rank(const SftTokenizer *t, Sft__Scratch *s, int32_t i, int32_t n) { // ... symbol i's pair anew
+    int32_t next = s->symbol[i].next;
+    const Sft__Merge *m = next < n ? sft__pair(t, s->symbol[i].id, s->symbol[next].id) : NULL;
+    s->rank[i] = m ? m->rank : UINT32_MAX;
+    if (!m) return;
+    s->symbol[i].made = m->id;
+    if (n <= SFT__SHORT) return;
+    uint64_t x = (uint64_t)m->rank << 32 | (uint32_t)i;
+    size_t k = s->entries++;
+    for (; k && s->heap[(k - 1) / 2] > x; k = (k - 1) / 2) s->heap[k] = s->heap[(k - 1) / 2];
+    s->heap[k] = x;
 }
 
 typedef struct { const SftTokenizer *t; Sft__Scratch *s; SftIds *out; } Sft__Encoder;
 
-static void sft__merge(Sft__Encoder *e, const char *word, size_t n) {
+static void sft__merge(Sft__Encoder *e, const char *word, size_t length) {
+    const SftTokenizer *t = e->t;
     Sft__Scratch *s = e->s;
-    if (n <= SFT__SHORT) {
-        int32_t symbol[SFT__SHORT];
-        int count = sft__symbols(e->t, symbol, word, n);
-        if (count > 1) count = sft__merge_short(e->t, symbol, count);
-        sft__reserve(e->out, count);
-        for (int i = 0; i < count; i++) e->out->ids[e->out->n++] = symbol[i];
-        return;
+    if (length > INT32_MAX / 4) sft_die(SFT_BAD_INPUT, "a word of %zu bytes is too long; cut the text", length);
+    if (length > s->room) {
+        s->room = 2 * length + SFT__SHORT;
+        s->symbol = sft_realloc(s->symbol, s->room * sizeof *s->symbol);
+        s->rank = sft_realloc(s->rank, s->room * sizeof *s->rank);
+        s->heap = sft_realloc(s->heap, s->room * 2 * sizeof *s->heap);
     }
-    if (n > INT32_MAX / 4) sft_die(SFT_BAD_INPUT, "a word of %zu bytes is too long for the tokenizer; cut the text", n);
-    if (n > s->room) {
-        s->room = n + n / 2;
-        s->symbol = sft_realloc(s->symbol, s->room * 4), s->next = sft_realloc(s->next, s->room * 4);
-        s->previous = sft_realloc(s->previous, s->room * 4), s->made = sft_realloc(s->made, s->room * 4);
-        s->rank = sft_realloc(s->rank, s->room * 4), s->heap = sft_realloc(s->heap, s->room * 16);
+    Sft__Symbol *symbol = s->symbol;
+    int32_t n = sft__symbols(t, symbol, word, length), i;
+    s->entries = 0;
+    for (i = 0; i < n; i++) {
+        symbol[i].next = i + 1, symbol[i].previous = i - 1;
+        sft__rank(t, s, i, n);
     }
-    int32_t count = sft__merge_long(e->t, s, sft__symbols(e->t, s->symbol, word, n));
-    sft__reserve(e->out, count);
-    if (count) memcpy(e->out->ids + e->out->n, s->symbol, (size_t)count * 4);
-    e->out->n += count;
+    while ((i = sft__best(s, n)) >= 0) {
+        int32_t gone = symbol[i].next, right = symbol[gone].next, left = symbol[i].previous;
+        symbol[i].id = symbol[i].made, symbol[i].next = right;
+        symbol[gone].id = -1, s->rank[gone] = UINT32_MAX;
+        if (right < n) symbol[right].previous = i;
+        sft__rank(t, s, i, n);
+        if (left >= 0) sft__rank(t, s, left, n);
+    }
+    sft__reserve(e->out, n);
+    for (i = 0; i < n; i = symbol[i].next) e->out->ids[e->out->n++] = symbol[i].id;
 }
 
 /* Where a word may be cut. A merge of tokens A and B joins the last character of A to the first of B. So where two
@@ -652,23 +551,20 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch)
 static void sft__stretches(Sft__Encoder *e, const char *word, size_t n) {
     const SftTokenizer *t = e->t;
     size_t from = 0, i = 0, at;
+    bool known = true, known_x = true, known_y = true;
     uint32_t x = sft__char(word, &i), y;
-    int32_t id = -1, id_y = -1;
-    if (!t->byte_level) id = sft__char_id(t, x, word, i);
-    for (bool one = true; from < n; x = y, id = id_y) {
+    if (!t->all_known) known_x = sft__words_find(&t->words, word, i) >= 0;
+    for (; from < n; x = y, known_x = known_y) {
         at = i, y = 0;
         if (i < n) {
             y = sft__char(word, &i);
-            if (!t->byte_level) id_y = sft__char_id(t, y, word + at, i - at);
-            if (!sft__may_cut(t, x, (uint8_t)word[at - 1], y, (uint8_t)word[at]) || (!t->all_known && (id < 0 || id_y < 0))) {
-                one = false;
-                continue;
-            }
+            if (!t->all_known) known_y = sft__words_find(&t->words, word + at, i - at) >= 0;
+            known = known_x && known_y;
+            if (!known || !sft__may_cut(t, x, (uint8_t)word[at - 1], y, (uint8_t)word[at])) continue;
         }
-        if (one && id >= 0) sft__push(e->out, id);
-        else if (at - from == n) sft__merge(e, word, n);
+        if (at - from == n) sft__merge(e, word, n);
         else sft__word(e, word + from, at - from, true);
-        from = at, one = true;
+        from = at;
     }
 }
 
@@ -678,10 +574,9 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch)
     const SftTokenizer *t = e->t;
     SftIds *out = e->out;
     Sft__Entry *entry = NULL;
-    uint8_t length = (uint8_t)n;
+    uint8_t length = (uint8_t)(n | (stretch && t->ignore_merges ? 64 : 0));
     if (n <= SFT__KEY) {
         entry = &e->s->cache[sft__hash(word, n) % SFT__CACHE];
-        if (stretch && t->ignore_merges) length |= 64;
         if (entry->length == length && !memcmp(entry->key, word, n)) {
             sft__reserve(out, SFT__CACHED);
             memcpy(out->ids + out->n, entry->ids, sizeof entry->ids);
@@ -690,7 +585,8 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch)
         }
     }
     int64_t before = out->n;
-    int32_t whole = t->ignore_merges && !stretch ? sft__words_find(t->byte_level ? &t->raw : &t->words, word, n) : -1;
+    int32_t whole = -1;
+    if (t->ignore_merges && !stretch) whole = sft__words_find(t->byte_level ? &t->raw : &t->words, word, n);
     if (whole >= 0) sft__push(out, whole);
     else if (stretch || !t->joined) sft__merge(e, word, n);
     else sft__stretches(e, word, n);
@@ -715,13 +611,10 @@ static size_t sft__white_left(const char *text, size_t n) {
     return at;
 }
 static size_t sft__white_right(const char *text, size_t n) {
-    size_t at = n;
-    while (at) {
-        size_t i = at - 1;
-        while (((uint8_t)text[i] & 0xc0) == 0x80) i--;
-        size_t begin = i;
-        if (!sft__white(sft__char(text, &i))) break;
-        at = begin;
+    size_t at = n, begin, i;
+    for (; at; at = begin) {
+        for (begin = at - 1; sft__inside(text[begin]);) begin--;
+        if (i = begin, !sft__white(sft__char(text, &i))) break;
     }
     return n - at;
 }
@@ -734,7 +627,7 @@ static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
             sft__add(out, step->text, step->n);
         }
     } else {
-        for (Sft__Finder f = {step->regex, text, n, 0, SIZE_MAX, 0, 0}; sft__find(&f, s); done = f.to) {
+        for (Sft__Finder f = SFT__FINDER(step->regex, text, n); sft__find(&f, s); done = f.to) {
             sft__add(out, text + done, f.from - done);
             sft__add(out, step->text, step->n);
         }
@@ -743,57 +636,50 @@ static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
 }
 
 // NFC and its kin change only text that has a character of t->unstable.
-static const char *sft__unicode(const SftTokenizer *t, const Sft__Step *step, Sft__Bytes *out, const char *text, size_t *n) {
-    size_t i = 0;
-    while (i < *n) {
+static bool sft__stable(const SftTokenizer *t, const char *text, size_t n) {
+    for (size_t i = 0; i < n;) {
         if (!((uint8_t)text[i] & 0x80)) {
             i++;
             continue;
         }
         uint32_t c = sft__char(text, &i);
-        if (t->unstable[c / 8] >> c % 8 & 1) break;
-        if (i == *n) return text;
+        if (t->unstable[c / 8] >> c % 8 & 1) return false;
     }
-    if (i == *n && (!i || !((uint8_t)text[i - 1] & 0x80))) return text;
-    utf8proc_uint8_t *result = NULL;
-    utf8proc_ssize_t m = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)*n, &result, (utf8proc_option_t)step->mode);
-    if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
-    sft__add(out, (char *)result, (size_t)m);
-    free(result);
-    *n = out->n;
-    return out->p;
+    return true;
 }
 
 static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const char *text, size_t *n) {
     for (int i = 0; i < t->normalizer.n && *n; i++) {
         const Sft__Step *step = &t->normalizer.step[i];
-        Sft__Bytes *out = &s->normal[i % 2];
-        if (text == out->p) out = &s->normal[(i + 1) % 2]; // a step that changed nothing wrote nothing
+        Sft__Bytes *out = &s->normal[text == s->normal[0].p]; // the one that text is not in
+        if (step->kind == SFT__UNICODE && sft__stable(t, text, *n)) continue;
         out->n = 0;
         if (step->kind == SFT__UNICODE) {
-            text = sft__unicode(t, step, out, text, n);
+            utf8proc_uint8_t *result = NULL;
+            utf8proc_ssize_t m = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)*n, &result, step->mode);
+            if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
+            sft__add(out, (char *)result, (size_t)m);
+            free(result);
         } else if (step->kind == SFT__TRIM) {
-            size_t left = step->mode & 1 ? sft__white_left(text, *n) : 0;
-            text += left, *n -= left;
-            if (step->mode & 2) *n -= sft__white_right(text, *n);
-            sft__add(out, text, *n);
-            text = out->p;
+            size_t left = step->mode & 1 ? sft__white_left(text, *n) : 0, m = *n - left;
+            sft__add(out, text + left, step->mode & 2 ? m - sft__white_right(text + left, m) : m);
+        } else if (step->kind == SFT__PREPEND) {
+            sft__add(out, step->text, step->n), sft__add(out, text, *n);
         } else {
-            if (step->kind == SFT__PREPEND) sft__add(out, step->text, step->n), sft__add(out, text, *n);
-            else sft__replace(step, out, s, text, *n);
-            text = out->p, *n = out->n;
+            sft__replace(step, out, s, text, *n);
         }
+        text = out->p, *n = out->n;
     }
     return text;
 }
 
-// Cuts text[0..n) by the pre-tokenizer's steps from `step` on and encodes the words. first: it begins the whole text.
-static void sft__pieces(Sft__Encoder *e, int step, const char *text, size_t n, bool first);
+// Cuts text[0..n) by the pre-tokenizer's steps from `at` on and encodes the words. first: it begins the whole text.
+static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first);
 
 // Matches and what lies between them, in order, turned into pieces as the step's mode says.
 static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
     const Sft__Step *step = &e->t->pre_tokenizer.step[at];
-    Sft__Finder f = {step->regex, text, n, 0, SIZE_MAX, 0, 0};
+    Sft__Finder f = SFT__FINDER(step->regex, text, n);
     size_t done = 0, from = 0, to = 0; // [from, to): the piece that may still grow
     bool open = false, before = false, more = true, found = false;
     while (done < n || found) {
@@ -812,7 +698,9 @@ static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool
             if (!match || step->mode == SFT__ISOLATED) sft__pieces(e, at + 1, text + a, b - a, first && a == 0);
             continue;
         }
-        bool grows = step->mode == SFT__CONTIGUOUS ? match == before : step->mode == SFT__WITH_PREVIOUS ? match && !before : before && !match;
+        bool grows = step->mode == SFT__CONTIGUOUS      ? match == before
+                     : step->mode == SFT__WITH_PREVIOUS ? match && !before
+                                                        : before && !match;
         if (open && !grows) sft__pieces(e, at + 1, text + from, to - from, first && from == 0);
         if (!open || !grows) from = a;
         to = b, open = true, before = match;
@@ -821,26 +709,28 @@ static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool
 }
 
 static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
+    const Sft__Step *step = &e->t->pre_tokenizer.step[at];
+    Sft__Bytes *out = &e->s->step[at];
     if (!n) return;
     if (at == e->t->pre_tokenizer.n) {
         sft__word(e, text, n, false);
-        return;
-    }
-    const Sft__Step *step = &e->t->pre_tokenizer.step[at];
-    Sft__Bytes *out = &e->s->step[at];
-    out->n = 0;
-    if (step->kind == SFT__SPLIT) {
+    } else if (step->kind == SFT__SPLIT) {
         sft__split(e, at, text, n, first);
-        return;
-    }
-    if (step->kind == SFT__SPACES) {
+    } else {
         bool has = *text == ' ' || (n >= step->n && !memcmp(text, step->text, step->n));
-        if (!has && (step->mode == SFT__ALWAYS || (step->mode == SFT__FIRST && first))) sft__add(out, step->text, step->n);
-        sft__replace(step, out, e->s, text, n);
-    } else { // SFT__BYTES
-        for (size_t i = 0; i < n; i++) sft__add_char(out, sft__byte_char((uint8_t)text[i]));
+        bool add = step->mode == SFT__ALWAYS || (step->mode == SFT__FIRST && first);
+        out->n = 0;
+        if (step->kind == SFT__BYTES) {
+            for (size_t i = 0; i < n; i++) {
+                utf8proc_uint8_t c[4];
+                sft__add(out, (char *)c, (size_t)utf8proc_encode_char((int)sft__byte_char((uint8_t)text[i]), c));
+            }
+        } else { // SFT__SPACES
+            if (add && !has) sft__add(out, step->text, step->n);
+            sft__replace(step, out, e->s, text, n);
+        }
+        sft__pieces(e, at + 1, out->p, out->n, first);
     }
-    sft__pieces(e, at + 1, out->p, out->n, first);
 }
 
 /* ================================================================================================================
@@ -855,8 +745,7 @@ static const Sft__Added *sft__added_at(const Sft__AddedSet *set, const char *tex
         if (set->token[low].n == k) best = &set->token[low++]; // a text sorts before those that continue it
         if (at + k == n) break;
         c = (uint8_t)text[at + k];
-        for (int way = 0; way < 2; way++) { // the range whose byte k is c
-            int a = low, b = high;
+        for (int way = 0, a = low, b = high; way < 2; way++, a = low, b = high) { // to those whose byte k is c
             while (a < b) {
                 int m = a + (b - a) / 2;
                 uint8_t d = (uint8_t)set->token[m].text[k];
@@ -870,52 +759,43 @@ static const Sft__Added *sft__added_at(const Sft__AddedSet *set, const char *tex
     return best;
 }
 
-static bool sft__word_char(Sft__Encoder *e, const char *text, size_t n) { // does text begin with a letter, digit or the like
-    return n && sft__find(&(Sft__Finder){e->t->word_char, text, n, 0, SIZE_MAX, 0, 0}, e->s);
+static bool sft__word_char(Sft__Encoder *e, const char *text, size_t n) { // begins with a letter, digit or the like
+    Sft__Finder f = SFT__FINDER(e->t->word_char, text, n);
+    return n && sft__find(&f, e->s);
 }
 
-static void sft__piece(Sft__Encoder *e, int level, const char *text, size_t n, bool first);
-
-/* Finds the added tokens of one level (0: text as it is, 1: normalized) and hands what lies between them to the next.
-   A token may take white space around it (lstrip, rstrip) or ask not to touch a word (single_word). */
+/* Finds the added tokens of one level (0: text as it is, 1: normalized, 2: none) and hands what lies between them to
+   the next. A token may take white space around it (lstrip, rstrip) or ask not to touch a word (single_word). */
 static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
     const Sft__AddedSet *set = level ? &e->t->normalized : &e->t->plain;
     size_t done = 0;
-    for (size_t i = 0; set->n && i < n;) {
-        uint8_t c = (uint8_t)text[i];
-        const Sft__Added *a = set->first[c] < set->first[c + 1] ? sft__added_at(set, text, n, i) : NULL;
-        if (!a) {
-            i++;
-            continue;
-        }
-        size_t from = i, to = i + a->n;
-        i = to;
-        if (a->word) {
-            size_t last = from;
-            while (last && ((uint8_t)text[--last] & 0xc0) == 0x80) {}
-            if ((from && sft__word_char(e, text + last, from - last)) || sft__word_char(e, text + to, n - to)) continue;
-        }
-        if (a->left && from > done) from -= sft__white_right(text + done, from - done);
-        if (a->right) to += sft__white_left(text + to, n - to);
-        if (from > done) sft__piece(e, level, text + done, from - done, first && done == 0);
-        sft__push(e->out, a->id);
-        done = to;
-    }
-    if (done < n) sft__piece(e, level, text + done, n - done, first && done == 0);
-}
-
-static void sft__piece(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
-    if (level) {
+    if (level == 1) text = sft__normalize(e->t, e->s, text, &n);
+    if (level == 2) {
         sft__pieces(e, 0, text, n, first);
         return;
     }
-    text = sft__normalize(e->t, e->s, text, &n);
-    if (n) sft__added(e, 1, text, n, first);
+    for (size_t i = 0; set->n && i < n;) {
+        uint8_t c = (uint8_t)text[i];
+        const Sft__Added *a = set->first[c] < set->first[c + 1] ? sft__added_at(set, text, n, i) : NULL;
+        size_t from = i, to = i + (a ? a->n : 1), last = from;
+        i = to;
+        if (!a) continue;
+        if (a->word) {
+            while (last && sft__inside(text[--last])) {}
+            if (sft__word_char(e, text + last, from - last) || sft__word_char(e, text + to, n - to)) continue;
+        }
+        if (a->left && from > done) from -= sft__white_right(text + done, from - done);
+        if (a->right) to += sft__white_left(text + to, n - to);
+        if (from > done) sft__added(e, level + 1, text + done, from - done, first && done == 0);
+        sft__push(e->out, a->id);
+        done = to;
+    }
+    if (done < n) sft__added(e, level + 1, text + done, n - done, first && done == 0);
 }
 
 void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, bool add_special) {
     Sft__Encoder e = {t, sft__borrow(t), out};
-    sft__reserve(out, (int64_t)n / 3 + t->prefix.n + t->suffix.n);
+    sft__reserve(out, (int64_t)n / 3);
     for (int64_t i = 0; add_special && i < t->prefix.n; i++) sft__push(out, t->prefix.ids[i]);
     text = sft__utf8(&e.s->utf8, text, &n);
     if (n) sft__added(&e, 0, text, n, true);
@@ -926,74 +806,56 @@ void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, 
 /* ================================================================================================================
    Decode
    ================================================================================================================ */
-typedef struct { Sft__Bytes text; size_t *end; size_t n; } Sft__Tokens; // tokens side by side; token i ends at end[i]
+typedef struct { Sft__Bytes text; size_t *end, n; } Sft__Tokens; // tokens side by side; token i ends at end[i]
 
-// <0x41>: runs of such tokens are bytes; a run that is not UTF-8 becomes one U+FFFD per byte.
+static int sft__hex_byte(const char *p, size_t n) { // the byte that "<0x41>" means, -1 if it is no such token
+    char *end, digits[3] = {0};
+    if (n != 6 || memcmp(p, "<0x", 3) || p[5] != '>') return -1;
+    memcpy(digits, p + 3, 2);
+    long byte = strtol(digits, &end, 16);
+    return end == digits + 2 && digits[0] != ' ' && digits[0] != '-' ? (int)byte : -1;
+}
+
+// Runs of <0x..> tokens are bytes; a run that is not UTF-8 becomes one U+FFFD per byte.
 static void sft__unhex(Sft__Tokens *out, const Sft__Tokens *in) {
-    char run[3], *stop;
-    size_t from = 0, begin = 0; // begin: where the current run of bytes begins in out
-    bool in_run = false;
-    out->n = 0;
-    for (size_t i = 0; i <= in->n; i++) {
-        const char *p = in->text.p + from;
-        size_t n = i < in->n ? in->end[i] - from : 0;
-        bool hex = n == 6 && !memcmp(p, "<0x", 3) && p[5] == '>' && (memcpy(run, p + 3, 2), run[2] = 0, run[0] != '-') &&
-                   run[0] != ' ' && (run[0] != '+' || run[1]) && (strtol(run, &stop, 16), stop == run + 2);
-        if (in_run && !hex) { // the run ends: valid?
+    size_t begin = 0; // where the current run of bytes begins in out
+    bool run = false;
+    for (size_t i = 0, from = 0; i <= in->n; from = in->end[i++]) {
+        int byte = i < in->n ? sft__hex_byte(in->text.p + from, in->end[i] - from) : -1;
+        if (run && byte < 0) {
             size_t bytes = out->text.n - begin, k = 0;
-            while (k < bytes) {
-                int step = sft__valid((uint8_t *)out->text.p + begin + k, bytes - k);
-                if (step < 0) break;
-                k += (size_t)step;
-            }
-            if (k < bytes) {
-                out->text.n = begin;
-                for (k = 0; k < bytes; k++) sft__add(&out->text, "\xef\xbf\xbd", 3);
-            }
+            for (int step = 1; k < bytes && step > 0; k += step > 0 ? (size_t)step : 0)
+                step = sft__valid(out->text.p + begin + k, bytes - k);
+            if (k < bytes) out->text.n = begin;
+            for (size_t bad = k < bytes ? bytes : 0; bad; bad--) sft__add(&out->text, "\xef\xbf\xbd", 3);
             out->end[out->n++] = out->text.n;
         }
-        if (hex) {
-            char byte = (char)strtol(run, NULL, 16);
-            if (!in_run) begin = out->text.n;
-            sft__add(&out->text, &byte, 1);
-        } else if (i < in->n) {
-            sft__add(&out->text, p, n);
-            out->end[out->n++] = out->text.n;
-        }
-        in_run = hex, from += n;
+        if (i == in->n) break;
+        if (byte >= 0 && !run) begin = out->text.n;
+        run = byte >= 0;
+        sft__add(&out->text, run ? (char[1]){(char)byte} : in->text.p + from, run ? 1 : in->end[i] - from);
+        if (!run) out->end[out->n++] = out->text.n;
     }
 }
 
+// A token whose characters all spell bytes is those bytes, any other stands for itself.
 static void sft__unbytes(Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *lossy) {
-    size_t from = 0;
-    for (size_t k = 0; k < in->n; from = in->end[k++]) {
-        size_t mark = out->text.n;
-        for (size_t i = from; i < in->end[k];) {
+    for (size_t k = 0, from = 0; k < in->n; from = in->end[k++]) {
+        size_t mark = out->text.n, i = from;
+        while (i < in->end[k]) {
             int byte = sft__char_byte(sft__char(in->text.p, &i));
-            char c = (char)byte;
-            if (byte >= 0) {
-                sft__add(&out->text, &c, 1);
-                continue;
+            if (byte < 0) {
+                out->text.n = mark;
+                sft__add(&out->text, in->text.p + from, in->end[k] - from);
+                break;
             }
-            out->text.n = mark; // one character that spells no byte: the whole token stands for itself
-            sft__add(&out->text, in->text.p + from, in->end[k] - from);
-            break;
+            sft__add(&out->text, (char[1]){(char)byte}, 1);
         }
     }
     size_t n = out->text.n;
     const char *valid = sft__utf8(lossy, out->text.p, &n);
-    if (valid != out->text.p) {
-        out->text.n = 0;
-        sft__add(&out->text, valid, n);
-    }
+    if (valid != out->text.p) out->text.n = 0, sft__add(&out->text, valid, n);
     out->end[0] = out->text.n, out->n = 1;
-}
-
-static void sft__strip(Sft__Tokens *out, const Sft__Step *step, const char *p, size_t n) {
-    size_t k = step->n; // one character
-    for (int i = 0; i < step->left && n >= k && !memcmp(p, step->text, k); i++) p += k, n -= k;
-    for (int i = 0; i < step->right && n >= k && !memcmp(p + n - k, step->text, k); i++) n -= k;
-    sft__add(&out->text, p, n);
 }
 
 static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Scratch *s) {
@@ -1006,17 +868,17 @@ static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft_
         sft__add(&out->text, in->text.p, in->text.n);
         out->end[0] = out->text.n, out->n = 1;
     } else {
-        size_t from = 0;
-        for (size_t k = 0; k < in->n; from = in->end[k++]) {
-            const char *p = in->text.p + from;
-            size_t n = in->end[k] - from;
+        for (size_t k = 0, from = 0; k < in->n; from = in->end[k++]) {
+            const char *p = in->text.p + from, *content = step->text;
+            size_t n = in->end[k] - from, m = step->n;
+            Sft__Step replace = *step;
             if (step->kind == SFT__STRIP) {
-                sft__strip(out, step, p, n);
-            } else if (step->kind == SFT__REPLACE) {
-                sft__replace(step, &out->text, s, p, n);
-            } else { // SFT__UNSPACES
-                Sft__Step space = {.kind = SFT__REPLACE, .regex = step->regex, .text = " ", .n = k == 0 && step->mode != SFT__NEVER ? 0 : 1};
-                sft__replace(&space, &out->text, s, p, n);
+                for (int i = 0; i < step->left && n >= m && !memcmp(p, content, m); i++) p += m, n -= m;
+                for (int i = 0; i < step->right && n >= m && !memcmp(p + n - m, content, m); i++) n -= m;
+                sft__add(&out->text, p, n);
+            } else {
+                if (step->kind == SFT__UNSPACES) replace.text = " ", replace.n = k > 0 || step->mode == SFT__NEVER;
+                sft__replace(&replace, &out->text, s, p, n);
             }
             out->end[out->n++] = out->text.n;
         }
@@ -1027,13 +889,13 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
     Sft__Scratch *s = sft__borrow(t);
     Sft__Tokens a = {.end = SFT_NEW(size_t, n + 1)}, b = {.end = SFT_NEW(size_t, n + 1)};
     for (int64_t i = 0; i < n; i++) {
-        int32_t id = ids[i];
-        if (id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE || (skip_special && t->special[id] & 1)) continue;
+        const char *text = sft_token_text(t, ids[i]);
+        if (!text || (skip_special && t->special[ids[i]] & 1)) continue;
         if (t->joins_with_space && a.n) sft__add(&a.text, " ", 1);
         const Sft__Added *spelled = t->normalized.token;
-        while (t->special[id] & 2 && spelled->id != id) spelled++;
-        if (t->special[id] & 2) sft__add(&a.text, spelled->text, spelled->n);
-        else sft__add(&a.text, t->words.text.p + t->words.at[id], t->words.length[id]);
+        while (t->special[ids[i]] & 2 && spelled->id != ids[i]) spelled++;
+        if (t->special[ids[i]] & 2) sft__add(&a.text, spelled->text, spelled->n);
+        else sft__add(&a.text, text, t->words.length[ids[i]]);
         a.end[a.n++] = a.text.n;
     }
     for (int i = 0; i < t->decoder.n && a.n; i++) {
@@ -1051,7 +913,8 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
 int64_t sft_vocab_size(const SftTokenizer *t) { return t->words.ids; }
 int32_t sft_token_id(const SftTokenizer *t, const char *token) { return sft__words_find(&t->words, token, strlen(token)); }
 const char *sft_token_text(const SftTokenizer *t, int32_t id) {
-    return id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE ? NULL : t->words.text.p + t->words.at[id];
+    bool none = id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE;
+    return none ? NULL : t->words.text.p + t->words.at[id];
 }
 int32_t sft_bos(const SftTokenizer *t) { return t->bos; }
 int32_t sft_eos(const SftTokenizer *t) { return t->eos; }
@@ -1059,60 +922,57 @@ bool sft_adds_bos(const SftTokenizer *t) { return t->prefix.n > 0; }
 const char *sft_chat_template(const SftTokenizer *t) { return t->chat_template; }
 
 /* ================================================================================================================
-   Loading
+   Loading: the pipeline's parts
    ================================================================================================================ */
 static const char *sft__string(const SftTokenizer *t, json_t *o, const char *key, const char *absent) {
     json_t *v = json_object_get(o, key);
     if ((!v || json_is_null(v)) && absent) return absent;
-    if (!json_is_string(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be a string%s", t->file, key, v ? "" : ", and is missing");
+    if (!json_is_string(v)) sft__bad(t, "\"%s\" must be a string%s", key, v ? "" : ", and is missing");
     return json_string_value(v);
 }
 
 static bool sft__flag(const SftTokenizer *t, json_t *o, const char *key, bool absent) {
     json_t *v = json_object_get(o, key);
     if (!v || json_is_null(v)) return absent;
-    if (!json_is_boolean(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be true or false", t->file, key);
+    if (!json_is_boolean(v)) sft__bad(t, "\"%s\" must be true or false", key);
     return json_is_true(v);
 }
 
 static json_t *sft__array(const SftTokenizer *t, json_t *o, const char *key) {
     json_t *v = json_object_get(o, key);
-    if (!json_is_array(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be a list%s", t->file, key, v ? "" : ", and is missing");
+    if (!json_is_array(v)) sft__bad(t, "\"%s\" must be a list%s", key, v ? "" : ", and is missing");
     return v;
 }
 
 static int32_t sft__id(const SftTokenizer *t, json_t *v, const char *token) {
     if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > SFT__MAX_ID)
-        sft_die(SFT_BAD_INPUT, "%s: the id of \"%.80s\" must be a whole number from 0 to %d", t->file, token, SFT__MAX_ID);
+        sft__bad(t, "the id of \"%.80s\" must be a whole number from 0 to %d", token, SFT__MAX_ID);
     return (int32_t)json_integer_value(v);
 }
 
-static bool sft__present(const SftTokenizer *t, json_t *o, const char *key) { // is the key there, and not null
-    json_t *v = json_object_get(o, key);
-    if (v && !json_is_null(v) && !json_is_object(v)) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be an object or null", t->file, key);
-    return json_is_object(v);
-}
-
-static int sft__choice(const SftTokenizer *t, const char *what, const char *word, const char *const *words, int n) {
+// The place of o's `key` among n words.
+static int sft__choice(const SftTokenizer *t, json_t *o, const char *key, const char *absent, const char *what,
+                       const char *const *words, int n) {
+    const char *word = sft__string(t, o, key, absent);
     for (int i = 0; i < n; i++)
         if (!strcmp(word, words[i])) return i;
-    sft_die(SFT_BAD_INPUT, "%s: %s \"%.80s\" is not supported", t->file, what, word);
+    sft__bad(t, "%s \"%.80s\" is not supported", what, word);
 }
 
 static Sft__Step *sft__step(const SftTokenizer *t, Sft__Pipeline *p, Sft__Kind kind, const char *text) {
-    if (p->n == SFT__STEPS) sft_die(SFT_BAD_INPUT, "%s: more than %d steps in one pipeline are not supported", t->file, SFT__STEPS);
+    if (p->n == SFT__STEPS) sft__bad(t, "more than %d steps in one pipeline are not supported", SFT__STEPS);
     Sft__Step *step = &p->step[p->n++];
-    *step = (Sft__Step){.kind = kind, .n = strlen(text), .text = sft_format("%s", text)};
+    *step = (Sft__Step){.kind = kind, .n = strlen(text), .text = sft_format("%s", text), .from = ' '};
     return step;
 }
 
-// {"String": "..."} or {"Regex": "..."}. A single byte needs no regex.
+// {"String": "..."} or {"Regex": "..."}. To replace a single byte no regex is needed.
 static void sft__pattern(const SftTokenizer *t, Sft__Step *step, json_t *o) {
     json_t *pattern = json_object_get(o, "pattern");
     const char *text = json_string_value(json_object_get(pattern, "String"));
     if (text && strlen(text) == 1 && step->kind == SFT__REPLACE) step->from = *text;
-    else if (text) step->regex = sft__literal(t->file, text, strlen(text));
-    else step->regex = sft__regex(t->file, sft__string(t, pattern, "Regex", NULL), strlen(sft__string(t, pattern, "Regex", NULL)));
+    else if (text) step->regex = sft__literal(t, text);
+    else text = sft__string(t, pattern, "Regex", NULL), step->regex = sft__regex(t, text, strlen(text));
 }
 
 typedef void Sft__Load(SftTokenizer *t, json_t *o);
@@ -1126,63 +986,64 @@ static bool sft__sequence(SftTokenizer *t, json_t *o, const char *key, Sft__Load
 
 static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
     static const char *const types[] = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip"};
-    static const int forms[] = {UTF8PROC_COMPOSE, UTF8PROC_DECOMPOSE, UTF8PROC_COMPOSE | UTF8PROC_COMPAT, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
     if (sft__sequence(t, o, "normalizers", sft__load_normalizer)) return;
-    int type = sft__choice(t, "normalizer", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
+    Sft__Pipeline *p = &t->normalizer;
+    int type = sft__choice(t, o, "type", NULL, "normalizer", types, SFT_COUNT(types));
     if (type < 4) {
-        sft__step(t, &t->normalizer, SFT__UNICODE, "")->mode = UTF8PROC_STABLE | forms[type];
+        int form = (type % 2 ? UTF8PROC_DECOMPOSE : UTF8PROC_COMPOSE) | (type < 2 ? 0 : UTF8PROC_COMPAT);
+        sft__step(t, p, SFT__UNICODE, "")->mode = UTF8PROC_STABLE | form;
     } else if (type == 4) {
-        sft__step(t, &t->normalizer, SFT__PREPEND, sft__string(t, o, "prepend", NULL));
+        sft__step(t, p, SFT__PREPEND, sft__string(t, o, "prepend", NULL));
     } else if (type == 5) {
-        sft__pattern(t, sft__step(t, &t->normalizer, SFT__REPLACE, sft__string(t, o, "content", NULL)), o);
+        sft__pattern(t, sft__step(t, p, SFT__REPLACE, sft__string(t, o, "content", NULL)), o);
     } else {
-        sft__step(t, &t->normalizer, SFT__TRIM, "")->mode = sft__flag(t, o, "strip_left", true) + 2 * sft__flag(t, o, "strip_right", true);
+        int left = sft__flag(t, o, "strip_left", true), right = sft__flag(t, o, "strip_right", true);
+        sft__step(t, p, SFT__TRIM, "")->mode = left + 2 * right;
     }
 }
 
-static void sft__add_split(SftTokenizer *t, const char *regex, int mode, bool invert) {
+static Sft__Step *sft__add_split(SftTokenizer *t, const char *regex, int mode) {
     Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
-    step->regex = sft__regex(t->file, regex, strlen(regex)), step->mode = mode, step->invert = invert;
+    step->regex = sft__regex(t, regex, strlen(regex)), step->mode = mode;
+    return step;
 }
 
-static void sft__spaces(SftTokenizer *t, const char *replacement, int mode) {
-    Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPACES, replacement);
-    step->mode = mode, step->from = ' ';
+static void sft__add_bytelevel(SftTokenizer *t, bool prefix, bool regex) {
+    if (prefix) sft__step(t, &t->pre_tokenizer, SFT__SPACES, " ")->mode = SFT__ALWAYS;
+    if (regex) sft__add_split(t, SFT__GPT2, SFT__ISOLATED);
+    sft__step(t, &t->pre_tokenizer, SFT__BYTES, "");
 }
 
-static const char *const sft__schemes[] = {"never", "first", "always"};
 static int sft__scheme(SftTokenizer *t, json_t *o) { // older files say add_prefix_space
+    static const char *const words[] = {"never", "first", "always"};
     const char *absent = sft__flag(t, o, "add_prefix_space", true) ? "always" : "never";
-    return sft__choice(t, "prepend_scheme", sft__string(t, o, "prepend_scheme", absent), sft__schemes, 3);
+    return sft__choice(t, o, "prepend_scheme", absent, "prepend_scheme", words, 3);
 }
 
 static void sft__load_pre_tokenizer(SftTokenizer *t, json_t *o) {
     static const char *const types[] = {"Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit"};
     static const char *const modes[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
     if (sft__sequence(t, o, "pretokenizers", sft__load_pre_tokenizer)) return;
-    Sft__Pipeline *p = &t->pre_tokenizer;
-    int type = sft__choice(t, "pre_tokenizer", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
-    int mode = type == 0 || type == 4 ? sft__choice(t, "behavior", sft__string(t, o, "behavior", type ? "Isolated" : NULL), modes, 5) : 0;
+    int type = sft__choice(t, o, "type", NULL, "pre_tokenizer", types, SFT_COUNT(types)), mode = 0;
+    if (type == 0 || type == 4) mode = sft__choice(t, o, "behavior", "Isolated", "behavior", modes, 5);
     if (type == 0) {
-        Sft__Step *step = sft__step(t, p, SFT__SPLIT, "");
+        Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
         step->mode = mode, step->invert = sft__flag(t, o, "invert", false);
         sft__pattern(t, step, o);
     } else if (type == 1) {
-        if (sft__flag(t, o, "add_prefix_space", true)) sft__spaces(t, " ", SFT__ALWAYS);
-        if (sft__flag(t, o, "use_regex", true)) sft__add_split(t, SFT__GPT2, SFT__ISOLATED, false);
-        sft__step(t, p, SFT__BYTES, "");
+        sft__add_bytelevel(t, sft__flag(t, o, "add_prefix_space", true), sft__flag(t, o, "use_regex", true));
     } else if (type == 2) {
-        sft__add_split(t, "\\p{N}", sft__flag(t, o, "individual_digits", false) ? SFT__ISOLATED : SFT__CONTIGUOUS, false);
+        sft__add_split(t, "\\p{N}", sft__flag(t, o, "individual_digits", false) ? SFT__ISOLATED : SFT__CONTIGUOUS);
     } else if (type == 3) {
         const char *replacement = sft__string(t, o, "replacement", "\xe2\x96\x81");
-        sft__spaces(t, replacement, sft__scheme(t, o));
+        sft__step(t, &t->pre_tokenizer, SFT__SPACES, replacement)->mode = sft__scheme(t, o);
         if (!sft__flag(t, o, "split", true)) return;
-        Sft__Step *step = sft__step(t, p, SFT__SPLIT, "");
-        step->regex = sft__literal(t->file, replacement, strlen(replacement)), step->mode = SFT__WITH_NEXT;
+        Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
+        step->regex = sft__literal(t, replacement), step->mode = SFT__WITH_NEXT;
     } else if (type == 4) {
-        sft__add_split(t, "[!-/:-@\\[-`{-~\\p{P}]", mode, false);
+        sft__add_split(t, "[!-/:-@\\[-`{-~\\p{P}]", mode);
     } else {
-        sft__add_split(t, type == 5 ? "\\w+|[^\\w\\s]+" : "\\s", SFT__REMOVED, type == 5);
+        sft__add_split(t, type == 5 ? "\\w+|[^\\w\\s]+" : "\\s", SFT__REMOVED)->invert = type == 5;
     }
 }
 
@@ -1191,62 +1052,65 @@ static void sft__load_decoder(SftTokenizer *t, json_t *o) {
     static const Sft__Kind kinds[] = {SFT__UNBYTES, SFT__REPLACE, SFT__UNHEX, SFT__FUSE, SFT__STRIP, SFT__UNSPACES};
     static const char *const texts[] = {NULL, "content", NULL, NULL, "content", "replacement"};
     if (sft__sequence(t, o, "decoders", sft__load_decoder)) return;
-    int type = sft__choice(t, "decoder", sft__string(t, o, "type", NULL), types, SFT_COUNT(types));
+    int type = sft__choice(t, o, "type", NULL, "decoder", types, SFT_COUNT(types));
     Sft__Step *step = sft__step(t, &t->decoder, kinds[type], texts[type] ? sft__string(t, o, texts[type], NULL) : "");
+    step->left = (int)json_integer_value(json_object_get(o, "start"));
+    step->right = (int)json_integer_value(json_object_get(o, "stop"));
     if (type == 1) sft__pattern(t, step, o);
-    if (type == 4) {
-        step->left = (int)json_integer_value(json_object_get(o, "start"));
-        step->right = (int)json_integer_value(json_object_get(o, "stop"));
-        if (!step->n) sft_die(SFT_BAD_INPUT, "%s: the decoder Strip has no content", t->file);
-    }
-    if (type == 5) step->mode = sft__scheme(t, o), step->regex = sft__literal(t->file, step->text, step->n);
+    if (type == 4 && !step->n) sft__bad(t, "the decoder Strip has no content");
+    if (type == 5) step->mode = sft__scheme(t, o), step->regex = sft__literal(t, step->text);
 }
 
 static void sft__load_post_processor(SftTokenizer *t, json_t *o) {
     static const char *const types[] = {"ByteLevel", "TemplateProcessing"};
     if (sft__sequence(t, o, "processors", sft__load_post_processor)) return;
-    if (!sft__choice(t, "post_processor", sft__string(t, o, "type", NULL), types, SFT_COUNT(types))) return; // changes no id
-    json_t *single = sft__array(t, o, "single"), *special = json_object_get(o, "special_tokens");
+    if (!sft__choice(t, o, "type", NULL, "post_processor", types, SFT_COUNT(types))) return; // changes no id
+    json_t *single = sft__array(t, o, "single"), *part, *v;
     SftIds *to = &t->prefix;
-    for (size_t i = 0; i < json_array_size(single); i++) {
-        json_t *part = json_array_get(single, i), *token = json_object_get(part, "SpecialToken");
-        if (!token) {
-            if (!json_object_get(part, "Sequence") || to == &t->suffix)
-                sft_die(SFT_BAD_INPUT, "%s: post_processor: \"single\" must hold SpecialToken and one Sequence", t->file);
-            to = &t->suffix;
-            continue;
-        }
+    size_t i, k;
+    json_array_foreach(single, i, part) {
+        json_t *token = json_object_get(part, "SpecialToken");
+        if (!token && (!json_object_get(part, "Sequence") || to == &t->suffix))
+            sft__bad(t, "post_processor: \"single\" must hold SpecialToken and one Sequence");
+        if (!token) to = &t->suffix;
+        if (!token) continue;
         const char *name = sft__string(t, token, "id", NULL);
-        json_t *ids = sft__array(t, json_object_get(special, name), "ids");
-        for (size_t k = 0; k < json_array_size(ids); k++) {
-            int32_t id = sft__id(t, json_array_get(ids, k), name);
-            if (!sft_token_text(t, id)) sft_die(SFT_BAD_INPUT, "%s: post_processor: no token has the id %d of \"%.80s\"", t->file, id, name);
-            sft__push(to, id);
+        json_t *ids = sft__array(t, json_object_get(json_object_get(o, "special_tokens"), name), "ids");
+        json_array_foreach(ids, k, v) {
+            if (!sft_token_text(t, sft__id(t, v, name)))
+                sft__bad(t, "post_processor: no token has the id %d of \"%.80s\"", sft__id(t, v, name), name);
+            sft__push(to, sft__id(t, v, name));
         }
     }
-    if (to == &t->prefix) sft_die(SFT_BAD_INPUT, "%s: post_processor: \"single\" has no Sequence", t->file);
+    if (to == &t->prefix) sft__bad(t, "post_processor: \"single\" has no Sequence");
 }
 
-// The vocabulary, and room for `more` ids and strings behind it. `o`: {"token": id, ...}
-static void sft__load_vocab(SftTokenizer *t, json_t *o, int32_t highest, size_t more) {
+/* ================================================================================================================
+   Loading: vocabulary, merges, added tokens, and the tables made of them
+   ================================================================================================================ */
+// {"token": id, ...}, and room for the added tokens.
+static void sft__load_vocab(SftTokenizer *t, json_t *o, json_t *added) {
     const char *token;
     json_t *v;
-    if (!json_is_object(o)) sft_die(SFT_BAD_INPUT, "%s: \"vocab\" must be an object of tokens and their ids", t->file);
+    size_t i;
+    int32_t highest = -1;
+    if (!json_is_object(o)) sft__bad(t, "\"vocab\" must be an object of tokens and their ids");
+    json_array_foreach(added, i, v)
+        highest = SFT_MAX(highest, sft__id(t, json_object_get(v, "id"), sft__string(t, v, "content", NULL)));
     json_object_foreach(o, token, v) highest = SFT_MAX(highest, sft__id(t, v, token));
-    sft__words_open(&t->words, highest + 1, json_object_size(o) + more);
+    sft__words_open(&t->words, highest + 1, json_object_size(o) + json_array_size(added));
     json_object_foreach(o, token, v) {
         int32_t id = (int32_t)json_integer_value(v);
-        if (t->words.length[id] != SFT__HOLE)
-            sft_die(SFT_BAD_INPUT, "%s: \"%.80s\" and \"%.80s\" have the same id %d", t->file, sft_token_text(t, id), token, id);
+        if (sft_token_text(t, id)) sft__bad(t, "\"%.80s\" and \"%.80s\" have the same id %d", sft_token_text(t, id), token, id);
         sft__words_put(&t->words, token, strlen(token), id);
     }
 }
 
 static void sft__merges_open(SftTokenizer *t, size_t n) {
-    if (n >= UINT32_MAX / SFT__SHORT) sft_die(SFT_BAD_INPUT, "%s: %zu merges are too many", t->file, n);
+    if (n >= INT32_MAX) sft__bad(t, "%zu merges are too many", n);
     for (t->merge_mask = 15; t->merge_mask < n + n / 2; t->merge_mask = 2 * t->merge_mask + 1) {}
-    t->merge = sft_realloc(NULL, (t->merge_mask + 1) * sizeof *t->merge);
-    memset(t->merge, 0xff, (t->merge_mask + 1) * sizeof *t->merge);
+    size_t bytes = (t->merge_mask + 1) * sizeof *t->merge;
+    t->merge = memset(sft_alloc(bytes), 0xff, bytes);
     for (t->filter_shift = 58; (UINT64_C(1) << (64 - t->filter_shift)) < 12 * n; t->filter_shift--) {}
     t->filter = SFT_NEW(uint64_t, UINT64_C(1) << (58 - t->filter_shift));
 }
@@ -1258,86 +1122,67 @@ static void sft__put_merge(SftTokenizer *t, int32_t a, int32_t b, uint32_t rank,
     t->merge[i & t->merge_mask] = (Sft__Merge){pair, rank, id}; // of a pair that comes twice the later counts
 }
 
-// The merge of rank `rank`: left and right are joined to the token that they spell together.
-static void sft__merge_of(SftTokenizer *t, Sft__Bytes *joined, size_t rank, const char *left, size_t n, const char *right, size_t m) {
+// The merge of two strings to the token that they spell together.
+static void sft__merge_of(SftTokenizer *t, Sft__Bytes *joined, size_t rank, const char *a, size_t n, const char *b, size_t m) {
     joined->n = 0;
-    sft__add(joined, left, n), sft__add(joined, right, m), sft__add(joined, "", 1);
-    int32_t a = sft__words_find(&t->words, left, n), b = sft__words_find(&t->words, right, m);
+    sft__add(joined, a, n), sft__add(joined, b, m), sft__add(joined, "", 1);
+    int32_t left = sft__words_find(&t->words, a, n), right = sft__words_find(&t->words, b, m);
     int32_t id = sft__words_find(&t->words, joined->p, n + m);
-    if (a < 0 || b < 0 || id < 0)
-        sft_die(SFT_BAD_INPUT, "%s: merge %zu (\"%.*s\" \"%.*s\"): \"%.200s\" is not in the vocabulary", t->file, rank + 1, (int)SFT_MIN(n, 80), left,
-                (int)SFT_MIN(m, 80), right, a < 0 ? left : b < 0 ? right : joined->p);
-    sft__put_merge(t, a, b, (uint32_t)rank, id);
+    if (left < 0 || right < 0 || id < 0)
+        sft__bad(t, "merge %zu (\"%.*s\" \"%.*s\"): \"%.200s\" is not in the vocabulary", rank + 1, (int)SFT_MIN(n, 80), a,
+                 (int)SFT_MIN(m, 80), b, left < 0 ? a : right < 0 ? b : joined->p);
+    sft__put_merge(t, left, right, (uint32_t)rank, id);
 }
 
-static void sft__load_merges(SftTokenizer *t, json_t *list) {
+static void sft__load_merges(SftTokenizer *t, json_t *list) { // each "left right" or ["left", "right"]
     Sft__Bytes joined = {0};
-    size_t rank = 0, count = json_array_size(list);
-    sft__merges_open(t, count);
-    for (size_t i = 0; i < count; i++) {
-        json_t *v = json_array_get(list, i), *x = json_array_get(v, 0), *y = json_array_get(v, 1);
-        if (json_is_string(v)) { // "left right"
-            const char *s = json_string_value(v), *space = strchr(s, ' ');
-            if (!strncmp(s, "#version", 8)) continue;
-            if (!space || strchr(space + 1, ' ')) sft_die(SFT_BAD_INPUT, "%s: merge %zu is \"%.80s\", expected two tokens and a space between", t->file, i + 1, s);
-            sft__merge_of(t, &joined, rank++, s, (size_t)(space - s), space + 1, strlen(space + 1));
-        } else {
-            if (json_array_size(v) != 2 || !json_is_string(x) || !json_is_string(y))
-                sft_die(SFT_BAD_INPUT, "%s: merge %zu must be \"left right\" or [\"left\", \"right\"]", t->file, i + 1);
-            sft__merge_of(t, &joined, rank++, json_string_value(x), json_string_length(x), json_string_value(y), json_string_length(y));
-        }
+    size_t rank = 0, i;
+    json_t *v;
+    sft__merges_open(t, json_array_size(list));
+    json_array_foreach(list, i, v) {
+        json_t *x = json_array_get(v, 0), *y = json_array_get(v, 1);
+        const char *s = json_string_value(v), *space = s ? strchr(s, ' ') : NULL;
+        if (s && !strncmp(s, "#version", 8)) continue;
+        bool pair = json_array_size(v) == 2 && json_is_string(x) && json_is_string(y);
+        if (!pair && (!space || strchr(space + 1, ' '))) sft__bad(t, "merge %zu must be \"left right\" or [\"left\", \"right\"]", i + 1);
+        const char *a = s ? s : json_string_value(x), *b = s ? space + 1 : json_string_value(y);
+        sft__merge_of(t, &joined, rank++, a, s ? (size_t)(space - s) : strlen(a), b, strlen(b));
     }
     free(joined.p);
 }
 
-/* SentencePiece has no list of merges: two neighbours are joined if the vocabulary has what they spell together, the
-   piece of the highest score first, leftmost among equals. So every way to split a piece in two is a merge, and its
-   rank is the place of the piece's score among all scores. score: by id, NAN for pieces that take no part. */
 static int sft__falling(const void *x, const void *y) {
     float a = *(const float *)x, b = *(const float *)y;
     return (a < b) - (a > b);
 }
 
+/* SentencePiece has no list of merges: two neighbours are joined if the vocabulary has what they spell together, the
+   piece of the highest score first, leftmost among equals. So every way to split a piece in two is a merge, and its
+   rank is the place of the piece's score among all scores. score: by id, NAN for pieces that take no part. */
 static void sft__score_merges(SftTokenizer *t, const float *score, int32_t n) {
     const Sft__Words *w = &t->words;
     float *sorted = SFT_NEW(float, n);
-    int32_t different = 0, scores = 0;
-    size_t splits = 0;
+    size_t different = 0, scores = 0, splits = 0;
     for (int32_t id = 0; id < n; id++) {
         if (isnan(score[id])) continue;
         sorted[scores++] = score[id];
         splits += w->length[id];
     }
-    qsort(sorted, (size_t)scores, sizeof *sorted, sft__falling);
-    for (int32_t i = 0; i < scores; i++)
+    qsort(sorted, scores, sizeof *sorted, sft__falling);
+    for (size_t i = 0; i < scores; i++)
         if (!i || sorted[i] != sorted[different - 1]) sorted[different++] = sorted[i];
     sft__merges_open(t, splits);
     for (int32_t id = 0; id < n; id++) {
         const char *text = w->text.p + w->at[id];
         if (isnan(score[id])) continue;
-        const float *rank = bsearch(&score[id], sorted, (size_t)different, sizeof *sorted, sft__falling);
+        const float *rank = bsearch(&score[id], sorted, different, sizeof *sorted, sft__falling);
         for (size_t k = sft__length(*text); k < w->length[id]; k += sft__length(text[k])) {
             int32_t a = sft__words_find(w, text, k), b = sft__words_find(w, text + k, w->length[id] - k);
-            if (a >= 0 && b >= 0 && !isnan(score[a]) && !isnan(score[b])) sft__put_merge(t, a, b, (uint32_t)(rank - sorted), id);
+            if (a < 0 || b < 0 || a >= n || b >= n || isnan(score[a]) || isnan(score[b])) continue;
+            sft__put_merge(t, a, b, (uint32_t)(rank - sorted), id);
         }
     }
     free(sorted);
-}
-
-// Added tokens: {"id", "content", flags}. rename: a token may give a new name to an id of the vocabulary.
-static void sft__load_added(SftTokenizer *t, json_t *o, int32_t id, Sft__Added *a, bool rename) {
-    const char *content = sft__string(t, o, "content", NULL);
-    size_t n = strlen(content);
-    if (!n) sft_die(SFT_BAD_INPUT, "%s: the added token with id %d is empty", t->file, id);
-    int32_t other = sft__words_find(&t->words, content, n);
-    const char *name = sft_token_text(t, id);
-    if (other >= 0 && other != id) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" has id %d, the vocabulary says %d", t->file, content, id, other);
-    if (other < 0 && name && !rename) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" has id %d, which is \"%.80s\"", t->file, content, id, name);
-    if (other < 0) sft__words_put(&t->words, content, n, id);
-    bool special = sft__flag(t, o, "special", false);
-    *a = (Sft__Added){sft_format("%s", content), n, id, sft__flag(t, o, "lstrip", false), sft__flag(t, o, "rstrip", false),
-                      sft__flag(t, o, "single_word", false), special, sft__flag(t, o, "normalized", !special)};
-    t->special[id] = special;
 }
 
 static int sft__by_text(const void *x, const void *y) {
@@ -1346,55 +1191,65 @@ static int sft__by_text(const void *x, const void *y) {
     return order ? order : (a->n > b->n) - (a->n < b->n);
 }
 
-// Sorts the added tokens into the two sets; the normalized ones are looked for as the normalizer leaves them.
-static void sft__added_sets(SftTokenizer *t, Sft__Added *list, int n, bool spell) {
+/* Added tokens: {"id", "content", flags}. With a tokenizer.json, those that say "normalized" are looked for as the
+   normalizer spells them, and an id has one name; without (bare), a token may give an id of the vocabulary a new one. */
+static void sft__load_added(SftTokenizer *t, json_t *o, bool bare) {
+    const char *content = sft__string(t, o, "content", NULL);
+    int32_t id = (int32_t)json_integer_value(json_object_get(o, "id")), other = sft_token_id(t, content);
+    const char *name = sft_token_text(t, id);
+    if (!*content) sft__bad(t, "the added token with id %d is empty", id);
+    if (other >= 0 && other != id) sft__bad(t, "the added token \"%.80s\" has id %d, the vocabulary says %d", content, id, other);
+    if (other < 0 && name && !bare) sft__bad(t, "the added token \"%.80s\" has id %d, which is \"%.80s\"", content, id, name);
+    if (other < 0) sft__words_put(&t->words, content, strlen(content), id);
+    bool special = sft__flag(t, o, "special", false), normalized = sft__flag(t, o, "normalized", !special);
+    if (special) t->special[id] |= 1;
     Sft__Scratch *s = sft__borrow(t);
-    for (int level = 0; level < 2; level++) {
-        Sft__AddedSet *set = level ? &t->normalized : &t->plain;
-        set->token = SFT_NEW(Sft__Added, n);
-        for (int i = 0; i < n; i++) {
-            if (list[i].normalized != (level == 1)) continue;
-            Sft__Added *a = &set->token[set->n];
-            *a = list[i];
-            if (level && spell) {
-                const char *text = sft__normalize(t, s, a->text, &a->n);
-                char *copy = sft_alloc(a->n + 1);
-                memcpy(copy, text, a->n);
-                free(a->text), a->text = copy;
-                if (a->n) t->special[a->id] |= 2;
-            }
-            if (a->n) set->n++;
-            else free(a->text);
-            if (a->word && !t->word_char) t->word_char = sft__compile(t->file, SFT__WORD_CHAR, sizeof SFT__WORD_CHAR - 1);
-        }
-        qsort(set->token, (size_t)set->n, sizeof *set->token, sft__by_text);
-        for (int i = 1; i < set->n; i++)
-            if (!sft__by_text(&set->token[i - 1], &set->token[i])) sft_die(SFT_BAD_INPUT, "%s: the added token \"%.80s\" comes twice", t->file, set->token[i].text);
-        for (int b = 0, i = 0; b <= 256; b++) {
-            while (i < set->n && (uint8_t)set->token[i].text[0] < b) i++;
-            set->first[b] = i;
-        }
-    }
+    size_t n = strlen(content);
+    const char *text = normalized && !bare ? sft__normalize(t, s, content, &n) : content;
+    Sft__AddedSet *set = normalized ? &t->normalized : &t->plain;
+    if (normalized && !bare && n) t->special[id] |= 2;
+    bool word = sft__flag(t, o, "single_word", false);
+    if (n)
+        set->token[set->n++] = (Sft__Added){memcpy(sft_alloc(n + 1), text, n), n, id, sft__flag(t, o, "lstrip", false),
+                                            sft__flag(t, o, "rstrip", false), word, normalized};
     sft__give(s);
+    const char begins[] = "\\A[" SFT__WORDS "\\x{200c}\\x{200d}]";
+    if (word && !t->word_char) t->word_char = sft__compile(t, begins, strlen(begins));
+}
+
+static void sft__load_added_list(SftTokenizer *t, json_t *list, bool bare) {
+    size_t i;
+    json_t *o;
+    Sft__AddedSet *sets[2] = {&t->plain, &t->normalized};
+    t->special = SFT_NEW(uint8_t, t->words.ids);
+    for (int k = 0; k < 2; k++) sets[k]->token = SFT_NEW(Sft__Added, json_array_size(list));
+    json_array_foreach(list, i, o) sft__load_added(t, o, bare);
+    for (int k = 0; k < 2; k++) {
+        Sft__AddedSet *set = sets[k];
+        qsort(set->token, (size_t)set->n, sizeof *set->token, sft__by_text);
+        for (int j = 1; j < set->n; j++)
+            if (!sft__by_text(&set->token[j - 1], &set->token[j])) sft__bad(t, "the added token \"%.80s\" comes twice", set->token[j].text);
+        for (int b = 0, j = 0; b <= 256; set->first[b++] = j)
+            while (j < set->n && (uint8_t)set->token[j].text[0] < b) j++;
+    }
 }
 
 /* The code points that normalization may change, alone or by joining the one before: all with a combining class, all
-   that decompose and do not come back, and everything but the first in any decomposition. */
+   that decompose (and, for NFC, do not come back), and everything but the first in any decomposition. */
 static void sft__find_unstable(SftTokenizer *t) {
     bool compose = true;
+    for (int i = 0; i < t->normalizer.n; i++)
+        if (t->normalizer.step[i].kind == SFT__UNICODE) compose = compose && t->normalizer.step[i].mode == (UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     t->unstable = SFT_NEW(uint8_t, 0x110000 / 8);
-    for (int i = 0; i < t->normalizer.n; i++) {
-        if (t->normalizer.step[i].kind == SFT__UNICODE && t->normalizer.step[i].mode != (UTF8PROC_STABLE | UTF8PROC_COMPOSE)) compose = false;
-    }
     for (int32_t c = 0x80; c < 0x110000; c++) {
         if (c >= 0xd800 && c < 0xe000) continue;
-        int32_t parts[32];
+        int32_t part[32];
         bool changes = utf8proc_get_property(c)->combining_class != 0;
-        utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 32, UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT), NULL);
-        if (n != 1 || parts[0] != c) {
-            for (utf8proc_ssize_t k = 1; k < n && k < 32; k++) t->unstable[parts[k] / 8] |= (uint8_t)(1 << parts[k] % 8);
-            if (compose && n > 0 && n <= 32) n = utf8proc_normalize_utf32(parts, n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-            changes = changes || n != 1 || parts[0] != c;
+        utf8proc_ssize_t n = utf8proc_decompose_char(c, part, 32, UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT), NULL);
+        if (n != 1 || part[0] != c) {
+            for (utf8proc_ssize_t k = 1; k < n && k < 32; k++) t->unstable[part[k] / 8] |= (uint8_t)(1 << part[k] % 8);
+            if (compose && n > 0 && n <= 32) n = utf8proc_normalize_utf32(part, n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+            changes = changes || n != 1 || part[0] != c;
         }
         if (changes) t->unstable[c / 8] |= (uint8_t)(1 << c % 8);
     }
@@ -1406,174 +1261,123 @@ static void sft__load_raw(SftTokenizer *t) {
     Sft__Bytes raw = {0};
     sft__words_open(&t->raw, w->ids, (size_t)w->ids);
     for (int32_t id = 0; id < w->ids; id++) {
+        int byte = w->length[id] == SFT__HOLE || !w->length[id] ? -1 : 0;
         raw.n = 0;
-        bool good = w->length[id] != SFT__HOLE && w->length[id];
-        for (size_t i = w->at[id], end = i + w->length[id]; good && i < end;) {
-            int byte = sft__char_byte(sft__char(w->text.p, &i));
-            char c = (char)byte;
-            good = byte >= 0;
-            sft__add(&raw, &c, 1);
+        for (size_t i = w->at[id], end = i + w->length[id]; byte >= 0 && i < end;) {
+            byte = sft__char_byte(sft__char(w->text.p, &i));
+            sft__add(&raw, (char[1]){(char)byte}, 1);
         }
-        if (good) sft__words_put(&t->raw, raw.p, raw.n, id);
+        if (byte >= 0) sft__words_put(&t->raw, raw.p, raw.n, id);
     }
     free(raw.p);
 }
 
-/* Enters every merge into t->joined (see there), or leaves that NULL where cuts would not be sound: where a merge takes
-   the unknown token or a byte's token <0x..>, which are not spelled as their text, or where bytes are unknown. */
+/* Enters every merge into t->joined (see sft__join), or leaves that NULL where cuts would not be sound: where a merge
+   takes the unknown token or a byte's token <0x..>, which are not spelled as their text, or where bytes are unknown. */
 static void sft__load_joined(SftTokenizer *t) {
     const Sft__Words *w = t->byte_level ? &t->raw : &t->words;
     if (t->byte_level && !t->all_known) return;
-    t->joined = SFT_NEW(uint8_t, SFT__JOINED / 8);
+    uint8_t *joined = SFT_NEW(uint8_t, SFT__JOINED / 8);
     for (uint64_t i = 0; i <= t->merge_mask; i++) {
         if (t->merge[i].pair == SFT__NONE) continue;
         int32_t a = (int32_t)(t->merge[i].pair >> 32), b = (int32_t)(uint32_t)t->merge[i].pair;
         bool sound = t->byte_level || (a != t->unk && b != t->unk && w->length[a] && w->length[b]);
         for (int k = 0; k < 256 && sound && t->byte_fallback; k++) sound = a != t->byte_id[k] && b != t->byte_id[k];
         if (!sound) {
-            free(t->joined), t->joined = NULL;
+            free(joined);
             return;
         }
         if (w->length[a] == SFT__HOLE || w->length[b] == SFT__HOLE) continue;
         const char *left = w->text.p + w->at[a], *right = w->text.p + w->at[b];
         size_t n = w->length[a], last = n - 1, first = 0;
-        while (last && ((uint8_t)left[last] & 0xc0) == 0x80) last--;
-        bool part = ((uint8_t)left[last] & 0xc0) == 0x80; // nothing but the end of a character
-        if (((uint8_t)*right & 0xc0) == 0x80 || (!part && last + sft__length(left[last]) != n)) continue; // inside a character
+        while (last && sft__inside(left[last])) last--;
+        bool part = sft__inside(left[last]); // nothing but the end of a character
+        if (sft__inside(*right) || (!part && last + sft__length(left[last]) != n)) continue; // joins inside a character
+        bool begun = sft__length(*right) > w->length[b]; // nothing but the beginning of one
         uint32_t x = part ? SFT__PART + (uint32_t)(uint8_t)left[n - 1] : sft__char(left, &last);
-        uint32_t y = sft__length(*right) > w->length[b] ? SFT__PART + (uint32_t)(uint8_t)*right : sft__char(right, &first);
-        uint32_t bit = sft__join(x, y);
-        t->joined[bit / 8] |= (uint8_t)(1 << bit % 8);
+        uint32_t y = begun ? SFT__PART + (uint32_t)(uint8_t)*right : sft__char(right, &first), bit = sft__join(x, y);
+        joined[bit / 8] |= (uint8_t)(1 << bit % 8);
     }
+    t->joined = joined;
 }
 
-// Tables that the model's inner loops read, once vocabulary, merges and pre-tokenizer stand.
+// Tables that the inner loops read, once vocabulary, merges and pipelines stand.
 static void sft__load_tables(SftTokenizer *t) {
     Sft__Pipeline *p = &t->pre_tokenizer;
-    Sft__Words *w = &t->words;
-    char spelled[8];
     t->byte_level = p->n && p->step[p->n - 1].kind == SFT__BYTES && !t->byte_fallback;
     if (t->byte_level) free(p->step[--p->n].text); // bytes are looked up as bytes instead
     t->all_known = t->byte_level || t->byte_fallback;
     for (int b = 0; b < 256; b++) {
-        size_t n = t->byte_level ? (size_t)utf8proc_encode_char((int32_t)sft__byte_char(b), (utf8proc_uint8_t *)spelled)
-                                 : (size_t)snprintf(spelled, sizeof spelled, "<0x%02X>", b);
-        t->byte_id[b] = sft__words_find(w, spelled, n);
+        char name[8], c[4];
+        snprintf(name, sizeof name, "<0x%02X>", b);
+        utf8proc_ssize_t n = utf8proc_encode_char((int32_t)sft__byte_char(b), (utf8proc_uint8_t *)c);
+        t->byte_id[b] = t->byte_level ? sft__words_find(&t->words, c, (size_t)n) : sft_token_id(t, name);
         t->all_known = t->all_known && t->byte_id[b] >= 0;
     }
     for (int i = 0; i < t->normalizer.n; i++)
         if (t->normalizer.step[i].kind == SFT__UNICODE && !t->unstable) sft__find_unstable(t);
-    if (t->byte_level) {
-        sft__load_raw(t);
-    } else {
-        t->char_id = SFT_NEW(int32_t, 0x10000);
-        memset(t->char_id, 0xff, 0x10000 * 4);
-        for (int32_t id = 0; id < w->ids; id++) {
-            if (w->length[id] == SFT__HOLE || !w->length[id] || sft__length(w->text.p[w->at[id]]) != w->length[id]) continue;
-            size_t at = w->at[id];
-            uint32_t c = sft__char(w->text.p, &at);
-            if (c < 0x10000) t->char_id[c] = id;
-        }
-    }
+    if (t->byte_level) sft__load_raw(t);
     sft__load_joined(t);
 }
 
-// tokenizer_config.json's and config.json's say: BOS, EOS, the chat template.
+/* ================================================================================================================
+   Loading: the files
+   ================================================================================================================ */
+// The id of a special token that tokenizer_config.json names, or else config.json by id; -1: neither does, or it is null.
 static int32_t sft__special_id(SftTokenizer *t, json_t *config, json_t *model, const char *key, int32_t absent) {
     char id_key[32];
     json_t *v = json_object_get(config, key);
     if (json_is_object(v)) v = json_object_get(v, "content");
-    if (json_is_string(v)) {
-        int32_t id = sft_token_id(t, json_string_value(v));
-        if (id < 0) sft_die(SFT_BAD_INPUT, "%s: the %s \"%.80s\" of tokenizer_config.json is not in the vocabulary", t->file, key, json_string_value(v));
-        return id;
-    }
-    if (v && !json_is_null(v)) sft_die(SFT_BAD_INPUT, "%s: %s in tokenizer_config.json must be a string or an object with \"content\"", t->file, key);
-    if (v) return -1; // null: there is none
+    const char *name = json_string_value(v);
+    if (name && sft_token_id(t, name) < 0) sft__bad(t, "tokenizer_config.json's %s \"%.80s\" is not in the vocabulary", key, name);
+    if (name) return sft_token_id(t, name);
+    if (v && !json_is_null(v)) sft__bad(t, "tokenizer_config.json's %s must be a string or an object with \"content\"", key);
     snprintf(id_key, sizeof id_key, "%s_id", key);
-    v = json_object_get(model, id_key);
-    if (json_is_array(v)) v = json_array_get(v, 0);
-    return json_is_integer(v) && sft_token_text(t, (int32_t)json_integer_value(v)) ? (int32_t)json_integer_value(v) : absent;
+    json_t *id = json_object_get(model, id_key);
+    if (json_is_array(id)) id = json_array_get(id, 0);
+    if (v || !json_is_integer(id)) return v ? -1 : absent;
+    json_int_t i = json_integer_value(id);
+    return i >= 0 && i < t->words.ids && sft_token_text(t, (int32_t)i) ? (int32_t)i : absent;
 }
 
-static void sft__load_config(SftTokenizer *t, json_t *config, json_t *model, const char *folder, bool adds_bos, int32_t bos, int32_t eos) {
+// The chat template: chat_template.jinja, or tokenizer_config.json's, of several the one named "default".
+static char *sft__load_chat_template(SftTokenizer *t, json_t *config, const char *folder) {
     char path[4096];
-    t->bos = sft__special_id(t, config, model, "bos_token", bos);
-    t->eos = sft__special_id(t, config, model, "eos_token", eos);
-    if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
-    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", adds_bos)) sft__push(&t->prefix, t->bos);
-    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft__push(&t->suffix, t->eos);
-    json_t *v = json_object_get(config, "chat_template");
-    if (sft_exists(sft_path(path, folder, "chat_template.jinja"))) {
-        t->chat_template = sft_read_file(path, NULL);
-        return;
-    }
-    json_t *list = json_is_array(v) ? v : NULL;
-    v = list ? json_object_get(json_array_get(list, 0), "template") : v;
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *name = json_string_value(json_object_get(json_array_get(list, i), "name"));
-        if (name && !strcmp(name, "default")) v = json_object_get(json_array_get(list, i), "template");
+    if (sft_exists(sft_path(path, folder, "chat_template.jinja"))) return sft_read_file(path, NULL);
+    json_t *v = json_object_get(config, "chat_template"), *list = json_is_array(v) ? v : NULL, *o;
+    size_t i;
+    if (list) v = json_object_get(json_array_get(list, 0), "template");
+    json_array_foreach(list, i, o) {
+        const char *name = json_string_value(json_object_get(o, "name"));
+        if (name && !strcmp(name, "default")) v = json_object_get(o, "template");
     }
     if (v && !json_is_null(v) && !json_is_string(v))
-        sft_die(SFT_BAD_INPUT, "%s: chat_template in tokenizer_config.json must be a string or a list of {\"name\", \"template\"}", t->file);
-    if (json_is_string(v)) t->chat_template = sft_format("%s", json_string_value(v));
+        sft__bad(t, "tokenizer_config.json's chat_template must be a string or a list of {\"name\", \"template\"}");
+    return json_is_string(v) ? sft_format("%s", json_string_value(v)) : NULL;
+}
+
+// Adds a token to the list of added tokens, unless its id stands there already.
+static void sft__also(json_t *added, int32_t id, const char *content, bool special, bool normalized) {
+    size_t i;
+    json_t *o;
+    bool listed = id < 0;
+    json_array_foreach(added, i, o) listed = listed || json_integer_value(json_object_get(o, "id")) == id;
+    if (!listed)
+        json_array_append_new(added, json_pack("{s:i,s:s,s:b,s:b}", "id", id, "content", content, "special", special,
+                                               "normalized", normalized));
 }
 
 // Special tokens that tokenizer_config.json names are added tokens too, as in transformers.
-static void sft__named_tokens(SftTokenizer *t, json_t *config, json_t *added) {
+static void sft__also_named(SftTokenizer *t, json_t *config, json_t *added) {
     static const char *const keys[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
     for (int k = 0; k < SFT_COUNT(keys); k++) {
-        json_t *v = json_object_get(config, keys[k]), *o;
-        if (json_is_object(v)) v = json_object_get(v, "content");
-        const char *name = json_string_value(v);
-        int32_t id = name ? sft_token_id(t, name) : -1;
-        bool listed = id < 0;
-        for (size_t i = 0; i < json_array_size(added) && !listed; i++) {
-            o = json_array_get(added, i);
-            listed = json_equal(json_object_get(o, "content"), v) || json_integer_value(json_object_get(o, "id")) == id;
-        }
-        if (!listed) json_array_append_new(added, json_pack("{s:i,s:s,s:b}", "id", id, "content", name, "special", 1));
+        json_t *v = json_object_get(config, keys[k]);
+        const char *name = json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
+        if (name) sft__also(added, sft_token_id(t, name), name, true, false);
     }
 }
 
-/* A tokenizer.json, or what stands for one. score: ranks for the merges of a SentencePiece model (see
-   sft__score_merges), whose added tokens may rename an id and are looked for as they are spelled. */
-static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config, const float *score) {
-    json_t *model = json_object_get(root, "model"), *o, *added = json_object_get(root, "added_tokens");
-    if (!json_is_object(model)) sft_die(SFT_BAD_INPUT, "%s: has no \"model\"", t->file);
-    const char *type = sft__string(t, model, "type", "BPE");
-    if (strcmp(type, "BPE")) sft_die(SFT_BAD_INPUT, "%s: a model of type %.40s is not supported, only BPE", t->file, type);
-    if (!added || json_is_null(added)) json_object_set_new(root, "added_tokens", json_array());
-    added = sft__array(t, root, "added_tokens");
-    if (*sft__string(t, model, "continuing_subword_prefix", "") || *sft__string(t, model, "end_of_word_suffix", ""))
-        sft_die(SFT_BAD_INPUT, "%s: continuing_subword_prefix and end_of_word_suffix are not supported", t->file);
-    if (json_number_value(json_object_get(model, "dropout")) != 0) sft_die(SFT_BAD_INPUT, "%s: BPE dropout is not supported", t->file);
-    int32_t highest = -1;
-    size_t i;
-    json_array_foreach(added, i, o) highest = SFT_MAX(highest, sft__id(t, json_object_get(o, "id"), sft__string(t, o, "content", NULL)));
-    sft__load_vocab(t, json_object_get(model, "vocab"), highest, json_array_size(added));
-    if (score) sft__score_merges(t, score, t->words.ids);
-    else sft__load_merges(t, sft__array(t, model, "merges"));
-    t->byte_fallback = sft__flag(t, model, "byte_fallback", false), t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
-    t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
-    const char *unk = sft__string(t, model, "unk_token", "");
-    t->unk = *unk ? sft_token_id(t, unk) : -1;
-    if (*unk && t->unk < 0) sft_die(SFT_BAD_INPUT, "%s: unk_token \"%.80s\" is not in the vocabulary", t->file, unk);
-    if (sft__present(t, root, "normalizer")) sft__load_normalizer(t, json_object_get(root, "normalizer"));
-    if (sft__present(t, root, "pre_tokenizer")) sft__load_pre_tokenizer(t, json_object_get(root, "pre_tokenizer"));
-    t->joins_with_space = !sft__present(t, root, "decoder");
-    if (!t->joins_with_space) sft__load_decoder(t, json_object_get(root, "decoder"));
-    sft__load_tables(t);
-    t->special = SFT_NEW(uint8_t, t->words.ids);
-    sft__named_tokens(t, config, added);
-    Sft__Added *list = SFT_NEW(Sft__Added, json_array_size(added));
-    json_array_foreach(added, i, o) sft__load_added(t, o, (int32_t)json_integer_value(json_object_get(o, "id")), &list[i], score != NULL);
-    sft__added_sets(t, list, (int)json_array_size(added), !score);
-    free(list);
-    if (sft__present(t, root, "post_processor")) sft__load_post_processor(t, json_object_get(root, "post_processor"));
-}
-
-// tokenizer_config.json's added_tokens_decoder, {"id": {"content", flags}}, for folders without a tokenizer.json.
+// For folders without a tokenizer.json: the added tokens of tokenizer_config.json, {"id": {"content", flags}}.
 static json_t *sft__config_added(SftTokenizer *t, json_t *config) {
     json_t *list = json_array(), *v;
     const char *key;
@@ -1581,39 +1385,72 @@ static json_t *sft__config_added(SftTokenizer *t, json_t *config) {
         char *end;
         long id = strtol(key, &end, 10);
         if (!*key || *end || id < 0 || id > SFT__MAX_ID || !json_is_object(v))
-            sft_die(SFT_BAD_INPUT, "%s: added_tokens_decoder in tokenizer_config.json: \"%.40s\" must be an id, and hold an object", t->file, key);
-        v = json_deep_copy(v);
+            sft__bad(t, "added_tokens_decoder of tokenizer_config.json: \"%.40s\" must be an id, and hold an object", key);
+        json_array_append_new(list, v = json_deep_copy(v));
         json_object_set_new(v, "id", json_integer(id));
         json_object_set_new(v, "normalized", json_false());
-        json_array_append_new(list, v);
     }
     return list;
 }
 
+static json_t *sft__present(const SftTokenizer *t, json_t *o, const char *key) { // an object, or NULL for null and nothing
+    json_t *v = json_object_get(o, key);
+    if (v && !json_is_null(v) && !json_is_object(v)) sft__bad(t, "\"%s\" must be an object or null", key);
+    return json_is_object(v) ? v : NULL;
+}
+
+static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // tokenizer.json
+    json_t *model = json_object_get(root, "model"), *o, *added = json_object_get(root, "added_tokens");
+    if (!json_is_object(model)) sft__bad(t, "has no \"model\"");
+    const char *type = sft__string(t, model, "type", "BPE"), *unk = sft__string(t, model, "unk_token", "");
+    if (strcmp(type, "BPE")) sft__bad(t, "a model of type %.40s is not supported, only BPE", type);
+    if (*sft__string(t, model, "continuing_subword_prefix", "") || *sft__string(t, model, "end_of_word_suffix", ""))
+        sft__bad(t, "continuing_subword_prefix and end_of_word_suffix are not supported");
+    if (json_number_value(json_object_get(model, "dropout")) != 0) sft__bad(t, "BPE dropout is not supported");
+    if (!added || json_is_null(added)) json_object_set_new(root, "added_tokens", json_array());
+    added = sft__array(t, root, "added_tokens");
+    sft__load_vocab(t, json_object_get(model, "vocab"), added);
+    sft__load_merges(t, sft__array(t, model, "merges"));
+    t->byte_fallback = sft__flag(t, model, "byte_fallback", false), t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
+    t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
+    if (*unk && (t->unk = sft_token_id(t, unk)) < 0) sft__bad(t, "unk_token \"%.80s\" is not in the vocabulary", unk);
+    if ((o = sft__present(t, root, "normalizer"))) sft__load_normalizer(t, o);
+    if ((o = sft__present(t, root, "pre_tokenizer"))) sft__load_pre_tokenizer(t, o);
+    if ((o = sft__present(t, root, "decoder"))) sft__load_decoder(t, o);
+    else t->joins_with_space = true;
+    sft__load_tables(t);
+    sft__also_named(t, config, added);
+    sft__load_added_list(t, added, false);
+    if ((o = sft__present(t, root, "post_processor"))) sft__load_post_processor(t, o);
+}
+
 // vocab.json + merges.txt, as OpenAI published GPT-2's; the rest of the pipeline is GPT-2's.
-static json_t *sft__gpt2(SftTokenizer *t, const char *merges, json_t *config) {
-    json_t *vocab = sft_json_file(t->file), *lines = json_array(), *added = sft__config_added(t, config);
-    char *text = sft_read_file(merges, NULL), *line = text, *end;
-    for (; *line; line = end + 1) {
-        end = strchr(line, '\n');
-        if (!end) end = line + strlen(line);
-        size_t n = (size_t)(end - line);
-        if (n && line[n - 1] == '\r') n--;
-        json_t *merge = json_stringn(line, n);
-        if (!merge) sft_die(SFT_BAD_INPUT, "%s, line %zu: is not UTF-8", merges, json_array_size(lines) + 1);
+static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) {
+    json_t *vocab = sft_json_file(t->file), *lines = json_array(), *added = sft__config_added(t, config), *merge;
+    char *text = sft_read_file(merges, NULL), *line = text;
+    while (*line) {
+        size_t n = strcspn(line, "\r\n");
+        if (!(merge = json_stringn(line, n))) sft__bad(t, "%s, line %zu: is not UTF-8", merges, json_array_size(lines) + 1);
         json_array_append_new(lines, merge);
-        if (!*end) break;
+        line += n;
+        line += *line == '\r';
+        line += *line == '\n';
     }
     free(text);
-    json_t *end_id = json_object_get(vocab, "<|endoftext|>");
-    if (end_id && !json_array_size(added)) json_array_append_new(added, json_pack("{s:O,s:s,s:b}", "id", end_id, "content", "<|endoftext|>", "special", 1));
-    int prefix = sft__flag(t, config, "add_prefix_space", false);
-    return json_pack("{s:o,s:{s:o,s:o},s:{s:s,s:b},s:{s:s}}", "added_tokens", added, "model", "vocab", vocab, "merges", lines,
-                     "pre_tokenizer", "type", "ByteLevel", "add_prefix_space", prefix, "decoder", "type", "ByteLevel");
+    sft__load_vocab(t, vocab, added);
+    sft__load_merges(t, lines);
+    sft__add_bytelevel(t, sft__flag(t, config, "add_prefix_space", false), true);
+    sft__step(t, &t->decoder, SFT__UNBYTES, "");
+    sft__load_tables(t);
+    sft__also_named(t, config, added);
+    sft__also(added, sft_token_id(t, "<|endoftext|>"), "<|endoftext|>", true, false);
+    sft__load_added_list(t, added, true);
+    t->bos = t->eos = sft_token_id(t, "<|endoftext|>");
+    json_decref(vocab), json_decref(lines), json_decref(added);
 }
 
 // Protocol buffers: a message is a row of fields, each a number, a wire type and a value.
-typedef struct { const char *file; const uint8_t *p, *end, *bytes; uint64_t value; size_t n; int field; } Sft__Proto;
+typedef struct { const SftTokenizer *t; const uint8_t *p, *end, *bytes; uint64_t value; size_t n; int field; } Sft__Proto;
 
 static uint64_t sft__varint(Sft__Proto *m) { // seven bits a byte, lowest first, the eighth says that more follow
     uint64_t v = 0;
@@ -1621,28 +1458,28 @@ static uint64_t sft__varint(Sft__Proto *m) { // seven bits a byte, lowest first,
         v |= (uint64_t)(*m->p & 127) << shift;
         if (*m->p++ < 128) return v;
     }
-    sft_die(SFT_BAD_INPUT, "%s: is not a SentencePiece model, or damaged", m->file);
+    sft__bad(m->t, "is not a SentencePiece model, or damaged");
 }
 
 static bool sft__field(Sft__Proto *m) { // the next field; false at the end
     if (m->p == m->end) return false;
     uint64_t tag = sft__varint(m), wire = tag & 7, n;
-    m->field = tag >> 3 > 1000 ? 1000 : (int)(tag >> 3);
+    m->field = (int)SFT_MIN(tag >> 3, 1000);
     if (wire == 0) m->value = sft__varint(m);
     n = wire == 0 ? 0 : wire == 1 ? 8 : wire == 5 ? 4 : wire == 2 ? sft__varint(m) : UINT64_MAX;
-    if (n > (uint64_t)(m->end - m->p)) sft_die(SFT_BAD_INPUT, "%s: is not a SentencePiece model, or damaged", m->file);
+    if (n > (uint64_t)(m->end - m->p)) sft__bad(m->t, "is not a SentencePiece model, or damaged");
     m->bytes = m->p, m->n = (size_t)n;
     m->p += n;
     return true;
 }
 
-// A SentencePiece model (sentencepiece_model.proto): pieces with scores, and how the text is to be normalized.
+// A SentencePiece model (sentencepiece_model.proto): pieces with scores and types, and how text is to be normalized.
 enum { SFT__NORMAL = 1, SFT__UNKNOWN, SFT__CONTROL, SFT__USER, SFT__UNUSED, SFT__BYTE };
 typedef struct {
     json_t *vocab, *added;
     float *score; // by id; NAN: takes no part in merges
-    int64_t n, special[3]; // unk, bos, eos
-    bool prefix, squeeze, byte_fallback;
+    int32_t n, special[3]; // special: unk, bos, eos
+    bool prefix, squeeze;  // "▁" before the text; runs of spaces become one
 } Sft__Pieces;
 
 static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
@@ -1656,76 +1493,67 @@ static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
     }
     const char *text = json_string_value(piece);
     size_t n = json_string_length(piece);
-    if (!text || !n || n > 1000 || strlen(text) != n || !isfinite(score) || json_object_get(p->vocab, text) || p->n > SFT__MAX_ID)
-        sft_die(SFT_BAD_INPUT, "%s: piece %lld is empty, too long, not UTF-8, comes twice or has no score", t->file, (long long)p->n);
+    if (!n || n > 1000 || strlen(text) != n || !isfinite(score) || json_object_get(p->vocab, text) || p->n > SFT__MAX_ID)
+        sft__bad(t, "piece %d is empty, too long, not UTF-8, comes twice or has no score", p->n);
     if (type < SFT__NORMAL || type > SFT__BYTE || type == SFT__UNUSED)
-        sft_die(SFT_BAD_INPUT, "%s: piece \"%.80s\" has a type that is not supported (%llu)", t->file, text, (unsigned long long)type);
+        sft__bad(t, "piece \"%.80s\" is of a type that is not supported (%llu)", text, (unsigned long long)type);
     json_object_set_new(p->vocab, text, json_integer(p->n));
-    if (type != SFT__NORMAL && type != SFT__BYTE)
-        json_array_append_new(p->added, json_pack("{s:I,s:s,s:b,s:b}", "id", (json_int_t)p->n, "content", text, "special", type != SFT__USER,
-                                                  "normalized", type == SFT__USER));
+    if (type != SFT__NORMAL && type != SFT__BYTE) sft__also(p->added, p->n, text, type != SFT__USER, type == SFT__USER);
     if (!(p->n & (p->n - 1))) p->score = sft_realloc(p->score, (size_t)(2 * p->n + 1) * sizeof(float));
     p->score[p->n++] = type == SFT__NORMAL || type == SFT__USER ? score : NAN;
     json_decref(piece);
 }
 
-static void sft__model_specs(SftTokenizer *t, Sft__Pieces *p, Sft__Proto trainer, Sft__Proto normalizer) {
+static void sft__load_specs(SftTokenizer *t, Sft__Pieces *p, Sft__Proto trainer, Sft__Proto normalizer) {
     uint64_t type = 1; // unigram, if nothing else is said
     while (sft__field(&trainer)) {
         if (trainer.field == 3) type = trainer.value;
-        if (trainer.field == 24 && trainer.value) sft_die(SFT_BAD_INPUT, "%s: treat_whitespace_as_suffix is not supported", t->file);
-        if (trainer.field == 35) p->byte_fallback = trainer.value != 0;
+        if (trainer.field == 24 && trainer.value) sft__bad(t, "treat_whitespace_as_suffix is not supported");
+        if (trainer.field == 35) t->byte_fallback = trainer.value != 0;
         if (trainer.field >= 40 && trainer.field <= 42) p->special[trainer.field - 40] = (int32_t)trainer.value;
     }
-    if (type != 2) sft_die(SFT_BAD_INPUT, "%s: is a SentencePiece model of another type than BPE, which is not supported", t->file);
+    if (type != 2) sft__bad(t, "is a SentencePiece model of another type than BPE, which is not supported");
     while (sft__field(&normalizer)) {
         if (normalizer.field == 2 && normalizer.n)
-            sft_die(SFT_BAD_INPUT, "%s: SentencePiece's own Unicode normalization (precompiled_charsmap) is not supported", t->file);
+            sft__bad(t, "SentencePiece's own Unicode normalization (precompiled_charsmap) is not supported");
         if (normalizer.field == 3) p->prefix = normalizer.value != 0;
         if (normalizer.field == 4) p->squeeze = normalizer.value != 0;
-        if (normalizer.field == 5 && !normalizer.value) sft_die(SFT_BAD_INPUT, "%s: escape_whitespaces = false is not supported", t->file);
+        if (normalizer.field == 5 && !normalizer.value) sft__bad(t, "escape_whitespaces = false is not supported");
     }
 }
 
-static json_t *sft__sentencepiece(SftTokenizer *t, json_t *config, float **score, int32_t *bos, int32_t *eos) {
+static void sft__load_sentencepiece(SftTokenizer *t, json_t *config) {
     size_t n, i;
-    const char *data = sft_map(t->file, &n);
-    Sft__Pieces p = {.vocab = json_object(), .added = json_array(), .special = {0, 1, 2}, .prefix = true, .squeeze = true};
-    Sft__Proto m = {.file = t->file, .p = (const uint8_t *)data, .end = (const uint8_t *)data + n}, specs[4] = {m, m, m, m};
-    for (i = 0; i < 4; i++) specs[i].p = specs[i].end;
+    const char *data = sft_map(t->file, &n), *mark = "\xe2\x96\x81";
+    Sft__Pieces p = {json_object(), sft__config_added(t, config), NULL, 0, {0, 1, 2}, true, true};
+    Sft__Proto m = {.t = t, .p = (const uint8_t *)data, .end = (const uint8_t *)data + n}, specs[4] = {0};
+    for (i = 0; i < 4; i++) specs[i].t = t;
     while (sft__field(&m)) {
-        Sft__Proto part = {.file = t->file, .p = m.bytes, .end = m.bytes + m.n};
+        Sft__Proto part = {.t = t, .p = m.bytes, .end = m.bytes + m.n};
         if (m.field == 1) sft__load_piece(t, &p, part);
         if (m.field == 2 || m.field == 3) specs[m.field] = part;
     }
-    sft__model_specs(t, &p, specs[2], specs[3]);
+    sft__load_specs(t, &p, specs[2], specs[3]);
     sft_unmap(data, n);
-    json_t *o, *mine = sft__config_added(t, config), *normalizers = json_array(), *decoders = json_array();
-    json_array_foreach(mine, i, o) { // these replace the pieces of the same id
-        for (size_t k = json_array_size(p.added); k-- > 0;)
-            if (json_equal(json_object_get(json_array_get(p.added, k), "id"), json_object_get(o, "id"))) json_array_remove(p.added, k);
-    }
-    json_array_extend(p.added, mine);
-    json_decref(mine);
-    static const char *const space = " ", *const mark = "\xe2\x96\x81", *const pattern = "{s:s,s:{s:s},s:s}";
+    sft__load_vocab(t, p.vocab, p.added);
+    sft__score_merges(t, p.score, p.n);
     if (p.squeeze) {
-        json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "Regex", "\\A +| +\\z", "content", ""));
-        json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "Regex", " +", "content", space));
+        sft__step(t, &t->normalizer, SFT__REPLACE, "")->regex = sft__regex(t, "^ +| +$", 7);
+        sft__step(t, &t->normalizer, SFT__REPLACE, " ")->regex = sft__regex(t, " +", 2);
     }
-    if (p.prefix) json_array_append_new(normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend", mark));
-    json_array_append_new(normalizers, json_pack(pattern, "type", "Replace", "pattern", "String", space, "content", mark));
-    json_array_append_new(decoders, json_pack(pattern, "type", "Replace", "pattern", "String", mark, "content", space));
-    json_array_append_new(decoders, json_pack("{s:s}", "type", "ByteFallback"));
-    json_array_append_new(decoders, json_pack("{s:s}", "type", "Fuse"));
-    if (p.prefix) json_array_append_new(decoders, json_pack("{s:s,s:s,s:i}", "type", "Strip", "content", space, "start", 1));
+    if (p.prefix) sft__step(t, &t->normalizer, SFT__PREPEND, mark);
+    sft__step(t, &t->normalizer, SFT__REPLACE, mark);
+    sft__step(t, &t->decoder, SFT__REPLACE, " ")->regex = sft__literal(t, mark);
+    sft__step(t, &t->decoder, SFT__UNHEX, "");
+    sft__step(t, &t->decoder, SFT__FUSE, "");
+    if (p.prefix) sft__step(t, &t->decoder, SFT__STRIP, " ")->left = 1;
     for (i = 0; i < 3; i++)
-        if (p.special[i] >= p.n) p.special[i] = -1;
-    *score = p.score, *bos = (int32_t)p.special[1], *eos = (int32_t)p.special[2];
-    const char *unk, *found = NULL;
-    json_object_foreach(p.vocab, unk, o) if (json_integer_value(o) == p.special[0]) found = unk;
-    return json_pack("{s:o,s:{s:o,s:b,s:b,s:s?},s:{s:s,s:o},s:{s:s,s:o}}", "added_tokens", p.added, "model", "vocab", p.vocab, "byte_fallback",
-                     p.byte_fallback, "fuse_unk", 1, "unk_token", found, "normalizer", "type", "Sequence", "normalizers", normalizers, "decoder",
-                     "type", "Sequence", "decoders", decoders);
+        if (p.special[i] < 0 || p.special[i] >= p.n) p.special[i] = -1;
+    t->unk = p.special[0], t->bos = p.special[1], t->eos = p.special[2], t->fuse_unk = true;
+    sft__load_tables(t);
+    sft__also_named(t, config, p.added);
+    sft__load_added_list(t, p.added, true);
+    json_decref(p.vocab), json_decref(p.added), free(p.score);
 }
 
 // tokenizer_config.json, NULL if there is none. Its integers are read as reals: model_max_length is often 1e30.
@@ -1742,54 +1570,55 @@ static json_t *sft__config_file(const char *folder) {
 }
 
 SftTokenizer *sft_tokenizer_load(const char *folder) {
-    static const char *const files[][2] = {{"tokenizer.json", NULL}, {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.model", NULL}};
+    static const char *const files[][2] = {
+        {"tokenizer.json", "tokenizer.json"}, {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.model", "tokenizer.model"}};
     char path[4096], other[4096];
     SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
     t->unk = t->bos = t->eos = -1;
     t->scratch = SFT_NEW(Sft__Scratch, SFT__SCRATCHES);
-    json_t *config = sft__config_file(folder), *model = NULL, *root;
+    json_t *config = sft__config_file(folder), *model = NULL, *root = NULL;
     if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
     int kind = 0;
     for (; kind < SFT_COUNT(files); kind++)
-        if (sft_exists(sft_path(path, folder, files[kind][0])) && (!files[kind][1] || sft_exists(sft_path(other, folder, files[kind][1])))) break;
+        if (sft_exists(sft_path(path, folder, files[kind][0])) && sft_exists(sft_path(other, folder, files[kind][1]))) break;
     if (kind == SFT_COUNT(files))
-        sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or encoder.json and vocab.bpe, or "
-                               "tokenizer.model", folder);
+        sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or encoder.json and "
+                               "vocab.bpe, or tokenizer.model", folder);
     t->file = sft_format("%s", path);
-    float *score = NULL;
-    int32_t bos = -1, eos = -1;
-    if (kind == 3) root = sft__sentencepiece(t, config, &score, &bos, &eos);
-    else root = kind ? sft__gpt2(t, other, config) : sft_json_file(path);
-    sft__load_json(t, root, config, score);
-    if (kind == 1 || kind == 2) bos = eos = sft_token_id(t, "<|endoftext|>");
-    sft__load_config(t, config, model, folder, kind == 3, bos, eos);
-    json_decref(root), json_decref(config), json_decref(model), free(score);
+    if (kind == 0) sft__load_json(t, root = sft_json_file(path), config);
+    else if (kind == 3) sft__load_sentencepiece(t, config);
+    else sft__load_gpt2(t, other, config);
+    t->bos = sft__special_id(t, config, model, "bos_token", t->bos);
+    t->eos = sft__special_id(t, config, model, "eos_token", t->eos);
+    if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
+    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", kind == 3)) sft__push(&t->prefix, t->bos);
+    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft__push(&t->suffix, t->eos);
+    t->chat_template = sft__load_chat_template(t, config, folder);
+    json_decref(root), json_decref(config), json_decref(model);
     return t;
-}
-
-static void sft__pipeline_free(Sft__Pipeline *p) {
-    for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
 }
 
 void sft_tokenizer_free(SftTokenizer *t) {
     if (!t) return;
     for (int i = 0; i < SFT__SCRATCHES; i++) {
         Sft__Scratch *s = &t->scratch[i];
-        free(s->utf8.p), free(s->normal[0].p), free(s->normal[1].p), free(s->cache);
         for (int k = 0; k < SFT__STEPS; k++) free(s->step[k].p);
         pcre2_match_data_free(s->match), pcre2_match_context_free(s->context), pcre2_jit_stack_free(s->stack);
-        free(s->symbol), free(s->next), free(s->previous), free(s->made), free(s->rank), free(s->heap);
+        free(s->utf8.p), free(s->normal[0].p), free(s->normal[1].p), free(s->cache), free(s->symbol), free(s->rank), free(s->heap);
     }
-    for (int level = 0; level < 2; level++) {
-        Sft__AddedSet *set = level ? &t->normalized : &t->plain;
+    for (int k = 0; k < 2; k++) {
+        Sft__AddedSet *set = k ? &t->normalized : &t->plain;
+        Sft__Words *w = k ? &t->words : &t->raw;
         for (int i = 0; i < set->n; i++) free(set->token[i].text);
-        free(set->token);
+        free(set->token), free(w->text.p), free(w->at), free(w->length), free(w->slot);
     }
-    sft__pipeline_free(&t->normalizer), sft__pipeline_free(&t->pre_tokenizer), sft__pipeline_free(&t->decoder);
-    sft__words_close(&t->words), sft__words_close(&t->raw);
+    for (int k = 0; k < 3; k++) {
+        Sft__Pipeline *p = k == 0 ? &t->normalizer : k == 1 ? &t->pre_tokenizer : &t->decoder;
+        for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
+    }
     pcre2_code_free(t->word_char);
-    free(t->prefix.ids), free(t->suffix.ids), free(t->char_id), free(t->joined), free(t->unstable), free(t->special);
-    free(t->merge), free(t->filter), free(t->chat_template), free(t->file), free(t->scratch), free(t);
+    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->special), free(t->merge), free(t->filter);
+    free(t->chat_template), free(t->file), free(t->scratch), free(t);
 }
 
 /* ================================================================================================================

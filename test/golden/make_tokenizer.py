@@ -239,7 +239,7 @@ def made_up():
     made["byte fallback decoder"] = tok(vocab=hexes, merges=[], byte_fallback=True, unk_token="<unk>", added=[add("<0x41>b", 300)],
         decoder=seq("decoders", {"type": "Replace", "pattern": {"String": U}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}))
     made["strip decoder"] = tok(unk_token="<unk>", decoder=seq("decoders", {"type": "Strip", "content": "c", "start": 0, "stop": 1}, {"type": "Strip", "content": "a", "start": 1, "stop": 0}, {"type": "Replace", "pattern": {"Regex": "b+|c"}, "content": "[x]"}))
-    for name, regex in [("word", "\\w+"), ("not word", "\\W+"), ("space", "\\s+"), ("not space", "\\S+"), ("class", "[^\\s\\p{L}\\p{N}]+|[\\w-]+"), ("not space in class", "[\\S]b?"), ("script", "\\p{Han}+|\\p{Latin}+"), ("letter", "\\p{^L}|\\p{Letter}\\P{L}"),
+    for name, regex in [("word", "\\w+"), ("not word", "\\W+"), ("space", "\\s+"), ("not space", "\\S+"), ("class", "[^\\s\\p{L}\\p{N}]+|[\\w-]+"), ("not space in class", "[\\S]b?"), ("script", "\\p{Han}+|\\p{Latin}+"), ("letter", "\\p{^L}|\\p{Lu}\\P{L}"),
                         ("u", "\\u0061b|\\x63"), ("open", "a{,2}b"), ("case", "(?i:AB|'S)|c"), ("look", "\\s+(?!\\S)|\\s+"), ("possessive", "a++|[bc]*+d"), ("anchors", "^a|d$"), ("dot", ".b?")]:
         made["regex " + name] = tok(unk_token="<unk>", pre_tokenizer=seq("pretokenizers", split(regex, "Isolated"), split("c", "Removed")))
     out = []
