@@ -1229,15 +1229,6 @@ static const SftOther sft__other[] = {
          "stage3_max_live_parameters|stage3_max_reuse_distance|stage3_gather_16bit_weights_on_model_save", "*", NULL},
 };
 
-// The fp16 object: DeepSpeed's names, ranges and defaults (its code does not check hysteresis: 0 never lowers the scale).
-static const SftOption sft__scaler_option[] = {
-    {SFT__REAL, "loss_scale",           0, "0",     0, 16777216, NULL, ""}, {SFT__INT, "loss_scale_window", 0, "1000", 1, 1e9, NULL, ""},
-    {SFT__INT,  "initial_scale_power",  0, "16",    0, 24,       NULL, ""}, {SFT__INT, "hysteresis",        0, "2",    1, 1e6, NULL, ""},
-    {SFT__REAL, "min_loss_scale",       0, "1",  1e-9, 16777216, NULL, ""}, {SFT__BOOL, "enabled",          0, "true", 0, 0,   NULL, ""},
-    {SFT__BOOL, "consecutive_hysteresis", 0, "false", 0, 0,      NULL, ""}, {SFT__BOOL, "auto_cast",        0, "false", 0, 0,  NULL, ""},
-    {SFT__BOOL, "fp16_master_weights_and_grads", 0, "false", 0, 0, NULL, ""},
-};
-
 static const struct { const char *name, *arguments; int most; const char *help; } sft__command[] = {
     {"train",    "[run.json]",          0, "fine-tune; without a run file: the small model in data/"},
     {"data",     "[run.json]",          0, "the data report and the first samples, trained tokens marked"},
@@ -1292,17 +1283,6 @@ static const SftOther *sft__option_other(const char *path, const SftOption **opt
         if (name) return o;
     }
     return NULL;
-}
-
-// "a|b|c" for people: before + "a, b, c" + after.
-static const char *sft__option_words(char out[640], const char *before, const char *words,
-                                     const char *after) {
-    size_t n = (size_t)snprintf(out, 640, "%s", before);
-    for (const char *w = words; *w && n < 600; w++) {
-        if (*w == '|') out[n++] = ',';
-        out[n++] = *w == '|' ? ' ' : *w;
-    }
-    return snprintf(out + n, 640 - n, "%s", after), out;
 }
 
 /* Keeps in best[64] the word of "a|b|c" with the fewest letters to insert, delete or change to get it from
@@ -1422,12 +1402,15 @@ static void sft__option_set(void *base, const SftOption *o, const json_t *v, con
         if (!json_is_boolean(v)) sft__option_wrong(where, o->kind, v, "true or false");
         *(bool *)at = json_is_true(v);
     } else {
-        const char *before = json ? "of type " : o->words ? "one of " : "a string";
-        bool fits = json ? sft__option_among(o->words, sft__json_type(v)) != NULL
-                         : s && (!o->words || sft__option_among(o->words, s));
-        if (!unset && !fits)
-            sft__option_wrong(where, o->kind, v,
-                              sft__option_words(expected, before, o->words ? o->words : "", ""));
+        const char *words = o->words ? o->words : "";
+        snprintf(expected, sizeof expected, "%s%s",
+                 json       ? "of type "
+                 : o->words ? "one of "
+                            : "a string",
+                 words);
+        bool fits = json ? sft__option_among(words, sft__json_type(v)) != NULL
+                         : s && (!o->words || sft__option_among(words, s));
+        if (!unset && !fits) sft__option_wrong(where, o->kind, v, expected);
         if (json) json_decref(*(json_t **)at), *(json_t **)at = unset ? NULL : json_incref((json_t *)v);
         else free(*(char **)at), *(char **)at = unset ? NULL : strdup(s);
     }
@@ -1444,25 +1427,25 @@ static json_t *sft__option_get(const SftConfig *c, const SftOption *o) { // a ne
     }
 }
 
-// The keys of an fp16 object, each as an option of its own.
-static void sft__config_scaler(SftParse *p, const char *path, const json_t *fp16) {
+// The keys of an fp16 object, DeepSpeed's; sft_scaler [8] checks the values.
+static void sft__config_fp16(SftParse *p, const char *path, const json_t *fp16) {
+    static const char known[] = "loss_scale|initial_scale_power|loss_scale_window|hysteresis|min_loss_scale|"
+                                "consecutive_hysteresis|enabled",
+                      never[] = "auto_cast|fp16_master_weights_and_grads";
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)fp16, key, v) {
         char full[512], best[64] = "";
-        union { double real; int64_t whole; bool flag; } place;
-        const SftOption *o = NULL;
         int least = 99;
         snprintf(full, sizeof full, "%s.%.200s", path, key);
-        sft__option_where(p, full);
-        for (int i = 0; i < SFT_COUNT(sft__scaler_option); i++) {
-            sft__option_nearer(best, &least, key, sft__scaler_option[i].name);
-            if (!strcmp(sft__scaler_option[i].name, key)) o = &sft__scaler_option[i];
-        }
-        if (!o) sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", p->where, best);
-        sft__option_set(&place, o, v, p->where);
-        if (json_is_true(v) && sft__option_among("auto_cast|fp16_master_weights_and_grads", key))
-            sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", p->where);
+        const char *where = sft__option_where(p, full);
+        sft__option_nearer(best, &least, key, known);
+        if (!strcmp(key, "enabled") && !json_is_boolean(v))
+            sft__option_wrong(where, SFT__BOOL, v, "true or false");
+        if (sft__option_among(never, key) && !json_is_false(v))
+            sft_die(SFT_BAD_INPUT, "%s must be false: master weights and gradients are fp32", where);
+        if (!sft__option_among(known, key) && !sft__option_among(never, key))
+            sft_die(SFT_BAD_INPUT, "%s is not an option of fp16; the nearest is %s", where, best);
     }
 }
 
@@ -1480,7 +1463,7 @@ static void sft__config_theirs(SftParse *p, const SftOption *o, const json_t *v,
         bool on = sft__json_is(enabled, "auto") ? wanted : json_is_true(enabled);
         json_object_foreach_safe(value, next, key, item) // "auto" in here: DeepSpeed's own default
             if (sft__json_is(item, "auto")) json_object_del(value, key);
-        sft__config_scaler(p, path, value);
+        sft__config_fp16(p, path, value);
         json_object_del(value, "enabled");
         if (!on) json_decref(value), value = *given ? json_false() : json_null();
         else if (json_is_true(mine)) *given = 0; // the same, and more exact
@@ -1514,7 +1497,7 @@ static void sft__config_key(SftParse *p, const char *prefix, const char *key, co
             sft_die(SFT_BAD_INPUT, "%s: %s is given twice", where, sft__option_name(o));
         *given = p->pass;
         sft__option_set(p->config, o, v, where);
-        if (!strcmp(o->name, "fp16")) sft__config_scaler(p, path, v);
+        if (!strcmp(o->name, "fp16")) sft__config_fp16(p, path, v);
     } else if (o && !strcmp(key, "betas") && !sft__json_is(v, "auto")) {
         if (json_array_size(v) != 2) sft__option_wrong(where, SFT__JSON, v, "a list of two numbers");
         sft__config_theirs(p, o, json_array_get(v, 0), path);
@@ -1591,27 +1574,17 @@ static void sft__config_deepspeed(SftParse *p) {
     free(text);
 }
 
-// A value of the command line as JSON, so that it meets the same checks as the file's.
+// A value of the command line as JSON, so that it meets the same checks as the file's: numbers, true and
+// false as JSON writes them; what is no JSON of a kind that the option takes is a string.
 static json_t *sft__config_value(const SftOption *o, const char *text, const char *where) {
-    char *end;
     json_error_t e;
-    json_t *v = NULL;
-    int kind = o ? o->kind : SFT__JSON;
-    if (kind == SFT__BOOL)
-        v = !strcasecmp(text, "true") ? json_true() : !strcasecmp(text, "false") ? json_false() : NULL;
-    if ((kind == SFT__INT || kind == SFT__REAL) && *text) {
-        errno = 0;
-        long long n = strtoll(text, &end, 10);
-        v = !*end && !errno ? json_integer(n) : json_real(strtod(text, &end)); // NULL for nan and inf
-        if (v && *end) json_decref(v), v = NULL;
-    }
-    if (kind == SFT__JSON) {
-        v = json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
-        if (!v && (*text == '{' || *text == '[') && !sft_exists(text))
-            sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
-        bool fits = !v || !o || sft__option_among(o->words, sft__json_type(v));
-        if (!fits && sft__option_among(o->words, "string")) json_decref(v), v = NULL; // a file called 123
-    }
+    bool json = !o || o->kind == SFT__JSON, word = o && o->kind == SFT__STR;
+    json_t *v = word ? NULL : json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    if (json && !v && (*text == '{' || *text == '[') && !sft_exists(text))
+        sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, e.column, e.text);
+    if (v && json && o && sft__option_among(o->words, "string") &&
+        !sft__option_among(o->words, sft__json_type(v)))
+        json_decref(v), v = NULL; // a file called 123
     if (!v && !(v = json_string(text))) sft_die(SFT_BAD_INPUT, "%s is not UTF-8", where);
     return v;
 }
@@ -1633,7 +1606,7 @@ static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool 
     bool flag =
         !o || o->kind == SFT__BOOL || (json && sft__option_among(o->words, "boolean")); // may stand alone
     bool words = !o || !flag || (json && sft__option_among(o->words, "string"));
-    if (!value && next && (words || *next == '{' || !strcasecmp(next, "true") || !strcasecmp(next, "false")))
+    if (!value && next && (words || *next == '{' || sft__option_among("true|false", next)))
         value = next, i++;
     if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
     if (set) {
@@ -1703,6 +1676,7 @@ static void sft__config_check(SftConfig *c) {
     if (json_is_string(c->evaluation_inputs))
         c->evaluation_inputs = json_pack("[o]", c->evaluation_inputs); // one prompt
     c->type = c->bf16 ? SFT_BF16 : c->fp16 ? SFT_F16 : SFT_F32;
+    sft_scaler(c); // for its checks
     bool train = !strcmp(command, "train"), data = !strcmp(command, "data"), eval = !strcmp(command, "eval");
     bool exports = !strcmp(command, "export"), generate = !strcmp(command, "generate");
     double split = c->validation_split;
@@ -1811,25 +1785,25 @@ json_t *sft_config_json(const SftConfig *c) {
     return all;
 }
 
-// Prints `text` from column `at` on, broken at spaces before column 100.
+// Prints `text` from column `at` on, broken before column 100 at spaces and behind '|'.
 static void sft__help_wrap(FILE *out, int at, const char *text) {
     int column = at;
-    for (const char *p = text; *p; p += strspn(p, " ")) {
-        int n = (int)strcspn(p, " ");
-        if (column > at && column + 1 + n > 100) column = at, fprintf(out, "\n%*s", at, "");
-        else if (column > at) column++, fputc(' ', out);
-        fprintf(out, "%.*s", n, p);
-        column += n, p += n;
+    for (const char *p = text; *p;) {
+        bool space = *p == ' ';
+        int n = (int)strcspn(p + space, " |");
+        n += p[space + n] == '|';
+        if (column + space + n > 100) fprintf(out, "\n%*s", column = at, "");
+        space = space && column > at;
+        fprintf(out, "%.*s", n + space, p + (*p == ' ') - space);
+        column += n + space, p += n + (*p == ' ');
     }
     fputc('\n', out);
 }
 
-// An option's help with its words: "what happens (a, b, c)".
-static const char *sft__option_help(char out[640], const SftOption *o) {
-    char before[320];
+static const char *sft__help_text(char out[640],
+                                  const SftOption *o) { // with its words: "what happens (a|b|c)"
     bool words = o->kind == SFT__STR && o->words;
-    snprintf(before, sizeof before, "%s%s", o->help, words ? " (" : "");
-    return sft__option_words(out, before, words ? o->words : "", words ? ")" : "");
+    return snprintf(out, 640, words ? "%s (%s)" : "%s", o->help, o->words), out;
 }
 
 void sft_help(FILE *out) {
@@ -1848,18 +1822,21 @@ void sft_help(FILE *out) {
         if (title) continue;
         int n = none ? 1 : (int)strlen(o->standard) - 2 * quoted;
         fprintf(out, "  --%-28s %-11.*s", sft__option_name(o), n, none ? "-" : o->standard + quoted);
-        sft__help_wrap(out, 44, sft__option_help(text, o));
+        sft__help_wrap(out, 44, sft__help_text(text, o));
     }
 }
 
 void sft_help_markdown(FILE *out) {
     char text[640];
     for (const SftOption *o = sft__option; o < sft__option + SFT_COUNT(sft__option); o++) {
-        const char *standard = strcmp(o->standard, "NULL") ? o->standard : "",
-                   *gap = o == sft__option ? "" : "\n";
-        if (o->kind == SFT__TITLE)
-            fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n", gap, o->name);
-        else fprintf(out, "| `%s` | %s | %s |\n", sft__option_name(o), standard, sft__option_help(text, o));
+        if (o->kind == SFT__TITLE) {
+            fprintf(out, "%s**%s**\n\n| option | default | meaning |\n|---|---|---|\n",
+                    o == sft__option ? "" : "\n", o->name);
+            continue;
+        }
+        fprintf(out, "| `%s` | %s | ", sft__option_name(o), strcmp(o->standard, "NULL") ? o->standard : "");
+        for (const char *t = sft__help_text(text, o); *t; t++) fprintf(out, *t == '|' ? "\\%c" : "%c", *t);
+        fprintf(out, " |\n");
     }
 }
 
