@@ -29,11 +29,12 @@ endif
 HAVE_LIBS := $(call probe,'$(hash)include <jansson.h>' '$(hash)include <utf8proc.h>' '$(hash)define PCRE2_CODE_UNIT_WIDTH 8' '$(hash)include <pcre2.h>' 'int main(void) { return !json_null() || !utf8proc_version() || !pcre2_compile; }',$(LIBS))
 HAVE_TEST := $(call probe,'$(hash)include <stdarg.h>' '$(hash)include <stddef.h>' '$(hash)include <stdint.h>' '$(hash)include <setjmp.h>' '$(hash)include <cmocka.h>' 'int main(void) { return !_cmocka_run_group_tests; }',-lcmocka)
 
-CFLAGS = -std=gnu11 $(WARN) -g
+# Square roots without errno become vector code; nothing here reads errno after mathematics.
+CFLAGS = -std=gnu11 $(WARN) -g -fno-math-errno
 ifeq ($(HAVE_OPENMP),yes)
 CFLAGS += -fopenmp
 else
-CFLAGS += -DSFT_NO_OPENMP -Wno-unknown-pragmas
+CFLAGS += -DSFT_NO_OPENMP -fopenmp-simd -Wno-unknown-pragmas
 endif
 
 .PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean
@@ -95,6 +96,12 @@ format:
 options:
 	@mkdir -p $(BUILD)
 	@printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' 'int main(void) { sft_help_markdown(stdout); }' | $(CC) $(CFLAGS) -I. -x c - -x none tokenizer.c -o $(BUILD)/options $(LIBS) && $(BUILD)/options
+
+$(BUILD)/bench: test/bench.c tokenizer.c sft.h Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(OPT) $< tokenizer.c -o $@ $(LIBS)
+bench: deps $(BUILD)/bench
+	$(BUILD)/bench
 
 clean:
 	rm -rf $(BUILD) train_gpt2 train_gpt2cu train_gpt2cu_emu

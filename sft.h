@@ -3505,7 +3505,7 @@ static inline int sft__threads(void) { return omp_get_max_threads(); }
 static inline int sft__thread(void) { return omp_get_thread_num(); }
 #endif
 #define SFT__INLINE static inline __attribute__((always_inline))
-enum { SFT__BLOCK = 4096 };   // elements of a task of an elementwise op
+enum { SFT__BLOCK = 1024 };    // elements of a task of an elementwise op
 enum { SFT__SMALL = 1 << 15 }; // elements below which waking the other threads costs more than they bring
 
 static inline int64_t sft__round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -3543,7 +3543,7 @@ enum { SFT__VL = 4, SFT__MR = 8, SFT__NV = 2 };
 #else
 enum { SFT__VL = 4, SFT__MR = 4, SFT__NV = 2 };
 #endif
-enum { SFT__NR = SFT__VL * SFT__NV, SFT__SQUARE = 128, SFT__DEPTH = 768, SFT__ROW_BLOCK = 2048, SFT__COL_BLOCK = 2048 };
+enum { SFT__NR = SFT__VL * SFT__NV, SFT__DEPTH = 768, SFT__ROW_BLOCK = 2048, SFT__COL_BLOCK = 2048 };
 typedef float SftVec __attribute__((vector_size(4 * SFT__VL)));
 typedef float SftVecAt __attribute__((vector_size(4 * SFT__VL), aligned(4), may_alias)); // one anywhere in memory
 typedef int32_t SftLanes __attribute__((vector_size(4 * SFT__VL)));
@@ -3630,6 +3630,7 @@ SFT__INLINE void sft__pack_rows(float *dst, int W, const char *src, int64_t stri
             for (int q = 0; q < SFT__VL; q++) {
                 r[q] = (SftVec){0};
                 if (q >= wide || i0 + q >= n) continue;
+                __builtin_prefetch(src + (i0 + q) * stride + at + 256); // more rows than the hardware follows
                 if (left == 4 * SFT__VL) memcpy(&r[q], src + (i0 + q) * stride + at, 4 * SFT__VL);
                 else memcpy(&r[q], src + (i0 + q) * stride + at, (size_t)left);
             }
@@ -3713,32 +3714,37 @@ static void sft__finish(const SftGemm *g, float *tile, int64_t i0, int64_t j0, i
     else sft__finish_n(g, tile, i0, j0, m, n);
 }
 
-typedef struct { // a block of the product that is packed: rows ib.., columns jb.., depth k0..
+typedef struct { // a step of the product: rows ib .. ib+mb, columns jb .. jb+nb, depth k0 .. k0+kc
     int64_t ib, mb, jb, nb, k0, kc, slots;
-    float *a, *b, *part; // strips; sums of the depths before (NULL if there is only one depth)
+    float *a, *part; // packed strips of a; sums of the depths before (NULL if there is one depth)
     bool pairs;
-} SftGemmBlock;
+} SftGemmStep;
 
-static void sft__gemm_square(const SftGemm *g, const SftGemmBlock *s, int64_t i0, int64_t j0) {
-    int64_t i1 = SFT_MIN(i0 + SFT__SQUARE / SFT__MR * SFT__MR, s->mb), j1 = SFT_MIN(j0 + SFT__SQUARE, s->nb);
-    for (int64_t j = j0; j < j1; j += SFT__NR)
-        for (int64_t i = i0; i < i1; i += SFT__MR) {
-            float local[SFT__MR * SFT__NR] __attribute__((aligned(64)));
-            float *tile = s->part ? s->part + i * sft__round_up(s->nb, SFT__NR) + j * SFT__MR : local;
-            sft__tile(tile, s->a + i * s->slots, s->b + j * s->slots, s->slots, s->pairs, s->k0 > 0);
-            if (s->k0 + s->kc == g->K)
-                sft__finish(g, tile, s->ib + i, s->jb + j, SFT_MIN(SFT__MR, s->mb - i), SFT_MIN(SFT__NR, s->nb - j));
-        }
+// Columns j .. j+n of a step: packs their strip of b, then multiplies it with every strip of a.
+static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, int64_t j, int64_t n) {
+    sft__pack(b, SFT__NR, g->b, j, (int)n, s->k0, s->kc, s->pairs);
+    for (int64_t i = 0; i < s->mb; i += SFT__MR) {
+        float local[SFT__MR * SFT__NR] __attribute__((aligned(64)));
+        float *tile = s->part ? s->part + (j - s->jb) * sft__round_up(s->mb, SFT__MR) + i * SFT__NR : local;
+        const int64_t m = SFT_MIN(SFT__MR, s->mb - i);
+        const bool last = s->k0 + s->kc == g->K;
+        for (int64_t r = 0; r < m && last; r++) // once the sums are there, so is the memory they go to
+            for (int64_t e = 0; e < n; e += 16) __builtin_prefetch(sft__at(g->out, (s->ib + i + r) * g->N + j + e), 1);
+        sft__tile(tile, s->a + i * s->slots, b, s->slots, s->pairs, s->k0 > 0);
+        if (last) sft__finish(g, tile, s->ib + i, j, m, n);
+    }
 }
 
 static void sft__gemm(SftCtx *c, const SftGemm *g) {
     const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16;
+    const int64_t most = pairs ? 2 * SFT__DEPTH : SFT__DEPTH, depths = (g->K + most - 1) / most;
+    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 16);      // of about the same size
     const int64_t mb = SFT_MIN(sft__round_up(g->M, SFT__MR), SFT__ROW_BLOCK / SFT__MR * SFT__MR);
     const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
-    const int64_t depth = SFT_MIN(g->K, pairs ? 2 * SFT__DEPTH : SFT__DEPTH), slots = pairs ? (depth + 1) / 2 : depth;
+    const int64_t strip = SFT_MIN(g->K, most) * 4; // bytes of a row of a strip, at most
     size_t mark = c->work->used;
-    float *a = (float *)sft_take(c->work, (size_t)(mb * slots) * 4), *b = (float *)sft_take(c->work, (size_t)(nb * slots) * 4);
-    float *part = g->K > depth ? (float *)sft_take(c->work, (size_t)(mb * nb) * 4) : NULL;
+    float *a = (float *)sft_take(c->work, (size_t)(mb * strip)), *b = (float *)sft_take(c->work, (size_t)(sft__threads() * SFT__NR * strip));
+    float *part = depths > 1 ? (float *)sft_take(c->work, (size_t)(mb * nb) * 4) : NULL;
     sft_give_back(c->work, mark);
     if (sft_planning(c) || g->M * g->N == 0) return;
 #pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)
@@ -3746,18 +3752,15 @@ static void sft__gemm(SftCtx *c, const SftGemm *g) {
         for (int64_t jb = 0; jb < g->N; jb += nb)
             for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
                 const int64_t kc = SFT_MIN(depth, g->K - k0);
-                const SftGemmBlock s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc, pairs ? (kc + 1) / 2 : kc, a, b, part, pairs};
+                const SftGemmStep s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc, pairs ? (kc + 1) / 2 : kc, a, part, pairs};
                 if (jb == 0 || part) { // a's strips serve every block of columns
-#pragma omp for schedule(dynamic) nowait
+#pragma omp for schedule(dynamic)
                     for (int64_t i = 0; i < s.mb; i += SFT__MR)
                         sft__pack(a + i * s.slots, SFT__MR, g->a, ib + i, (int)SFT_MIN(SFT__MR, s.mb - i), k0, kc, pairs);
                 }
 #pragma omp for schedule(dynamic)
                 for (int64_t j = 0; j < s.nb; j += SFT__NR)
-                    sft__pack(b + j * s.slots, SFT__NR, g->b, jb + j, (int)SFT_MIN(SFT__NR, s.nb - j), k0, kc, pairs);
-#pragma omp for collapse(2) schedule(dynamic)
-                for (int64_t j = 0; j < s.nb; j += SFT__SQUARE)
-                    for (int64_t i = 0; i < s.mb; i += SFT__SQUARE / SFT__MR * SFT__MR) sft__gemm_square(g, &s, i, j);
+                    sft__gemm_columns(g, &s, b + sft__thread() * SFT__NR * strip / 4, jb + j, SFT_MIN(SFT__NR, s.nb - j));
             }
 }
 
@@ -4082,24 +4085,26 @@ static inline int64_t sft__key_low(const SftAttention *t, int64_t i) {
     return t->window ? SFT_MAX(t->begin[i], high - t->window + 1) : t->begin[i];
 }
 
-// Head h of a tensor as an operand: rows are tokens, or (turned) numbers of the head.
-static inline SftMat sft__head(SftTensor t, int64_t h, bool turned) {
-    int64_t width = sft__width(t);
-    SftMat m = {sft__at(t, h * t.dim[2]), t.type, turned ? 1 : width, turned ? width : 1};
-    return m;
-}
+// Head h of a tensor as an operand: rows are tokens.
+static inline SftMat sft__head(SftTensor t, int64_t h) { return (SftMat){sft__at(t, h * t.dim[2]), t.type, sft__width(t), 1}; }
 // n tokens from `first` on as strips of W tokens, D deep, or as strips of MR numbers of the head, n deep.
 static void sft__pack_lanes(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i += SFT__NR)
-        sft__pack(dst + i * t.dim[2], SFT__NR, sft__head(t, h, false), first + i, (int)SFT_MIN(SFT__NR, n - i), 0, t.dim[2], false);
+        sft__pack(dst + i * t.dim[2], SFT__NR, sft__head(t, h), first + i, (int)SFT_MIN(SFT__NR, n - i), 0, t.dim[2], false);
 }
 static void sft__pack_tokens(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i += SFT__MR)
-        sft__pack(dst + i * t.dim[2], SFT__MR, sft__head(t, h, false), first + i, (int)SFT_MIN(SFT__MR, n - i), 0, t.dim[2], false);
+        sft__pack(dst + i * t.dim[2], SFT__MR, sft__head(t, h), first + i, (int)SFT_MIN(SFT__MR, n - i), 0, t.dim[2], false);
 }
 static void sft__pack_turned(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
-    for (int64_t d = 0; d < t.dim[2]; d += SFT__MR)
-        sft__pack(dst + d * n, SFT__MR, sft__head(t, h, true), d, (int)SFT_MIN(SFT__MR, t.dim[2] - d), first, n, false);
+    const int64_t D = t.dim[2], whole = D / SFT__MR * SFT__MR;
+    for (int64_t i = 0; i < n; i++) { // token by token: tokens are so far apart that they share few sets of the cache
+        float buf[256];
+        const float *x = sft__widen(buf, t, (first + i) * sft__width(t) + h * D, D);
+        for (int64_t d = 0; d < whole; d += SFT__MR) memcpy(dst + d * n + i * SFT__MR, x + d, SFT__MR * 4);
+        for (int64_t d = whole; d < t.dim[2]; d++) dst[whole * n + i * SFT__MR + d - whole] = x[d];
+        for (int64_t d = D; whole < D && d < whole + SFT__MR; d++) dst[whole * n + i * SFT__MR + d - whole] = 0;
+    }
 }
 
 // out[rows][NR] (+)= a b: a in strips of MR rows that are `strip` numbers long, b one strip, `depth` deep.
