@@ -1915,14 +1915,15 @@ static SftRows sft__rows_open(const char *path, bool text) {
     text = text || sft__ends_with(path, ".txt");
     if (c == '[' && (!text || after == '{')) {
         f.form = SFT__ARRAY, f.at = first + 1;
-    } else if (c == '{' && (!text || after == '"')) { // lines, if the first object ends on its line or a line begins another
+    } else if (c == '{' && (!text || after == '"')) { // lines, if the first object ends on its line or the next begins one
         size_t end = sft__value_end(f.s, f.n, first), line = sft__line_end(f.s, f.n, first);
         f.form = (end && end <= line) || (line + 1 < f.n && f.s[line + 1] == '{') ? SFT__LINES : SFT__OBJECTS;
     } else if (text || !c) {
         f.form = SFT__TEXT;
     } else {
-        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; got \"%.*s\"", path,
-                (int)SFT_MIN(f.n - first, 20), f.s + first);
+        char *got = strndup(f.s + first, SFT_MIN(f.n - first, 20));
+        sft_unmap(f.s, f.n);
+        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; got \"%s\"", path, got);
     }
     return f;
 }
@@ -1957,18 +1958,19 @@ static bool sft__next_row(SftRows *f, SftRow *row) {
     }
     if (f->done || f->at >= f->n) return false;
     end = sft__value_end(f->s, f->n, f->at);
-    if (end <= f->at)
-        return sft__bad_border(f, row, end ? "expected a row" : "the row that begins here does not end: a bracket or quote is missing");
+    if (!end) return sft__bad_border(f, row, "the row that begins here does not end: a bracket or quote is missing");
+    if (end <= f->at) return sft__bad_border(f, row, "expected a row");
     *row = (SftRow){.s = f->s + f->at, .n = end - f->at};
     f->at = end;
     return f->begun = true;
 }
 
 // From a row to messages. Columns can be renamed ("columns": {"query": "user"}): the names that are looked for.
-enum { SFT__INSTRUCTION, SFT__INPUT, SFT__OUTPUT, SFT__SYSTEM, SFT__HISTORY, SFT__PROMPT, SFT__COMPLETION, SFT__WORDS, SFT__MESSAGES, SFT__TURNS,
-       SFT__CONVERSATIONS, SFT__CHOSEN, SFT__COLUMNS };
-static const char *const sft__columns[] = {"instruction", "input", "output", "system", "history", "prompt", "completion", "text", "messages", "conversation",
-                                           "conversations", "chosen", /* two names more that "columns" knows: */ "user", "assistant"};
+enum { SFT__INSTRUCTION, SFT__INPUT, SFT__OUTPUT, SFT__SYSTEM, SFT__HISTORY, SFT__PROMPT, SFT__COMPLETION, SFT__WORDS,
+       SFT__MESSAGES, SFT__TURNS, SFT__CONVERSATIONS, SFT__CHOSEN, SFT__COLUMNS };
+static const char *const sft__columns[] = {
+    "instruction", "input", "output", "system", "history", "prompt", "completion", "text", "messages", "conversation",
+    "conversations", "chosen", /* "columns" knows two more names: */ "user", "assistant"};
 typedef struct {
     const SftConfig *config;
     const SftTokenizer *t;
@@ -1988,8 +1990,9 @@ static void sft__rename_columns(SftReader *r, json_t *map) {
         int i = 0, n = SFT_COUNT(sft__columns);
         while (i < n && (!json_is_string(means) || strcmp(sft__columns[i], json_string_value(means)))) i++;
         if (i == n)
-            sft_die(SFT_BAD_INPUT, "columns: \"%s\" must be one of user, assistant, system, input, history, prompt, completion, text, messages, conversation, "
-                    "conversations; got %s", column, json_is_string(means) ? json_string_value(means) : "something that is not a string");
+            sft_die(SFT_BAD_INPUT, "columns: \"%s\" is mapped to %s; expected one of user, assistant, system, input, history, prompt, "
+                    "completion, text, messages, conversation, conversations", column,
+                    json_is_string(means) ? json_string_value(means) : "something that is not a string");
         r->name[i < SFT__COLUMNS ? i : i == SFT__COLUMNS ? SFT__INSTRUCTION : SFT__OUTPUT] = column;
     }
 }
@@ -2005,7 +2008,10 @@ static void sft__fail(SftReader *r, const char *format, ...) { // the first thin
 }
 
 static void sft__say(SftReader *r, const char *role, const char *text, double weight) {
-    if (r->messages == r->cap) r->message = (SftMessage *)sft_realloc(r->message, (size_t)(r->cap = r->cap * 2 + 8) * sizeof *r->message);
+    if (r->messages == r->cap) {
+        r->cap = r->cap * 2 + 8;
+        r->message = (SftMessage *)sft_realloc(r->message, (size_t)r->cap * sizeof *r->message);
+    }
     r->message[r->messages++] = (SftMessage){role, text, strlen(text), weight};
 }
 
@@ -2014,7 +2020,8 @@ static char *sft__own(SftReader *r, char *text) { // freed with the row
     return r->own[r->owned++] = text;
 }
 
-// The text of a value: a string, null or absent (fallback, NULL: an error), or a list of {"type": "text", "text" | "value"}.
+// The text of a value: a string, or a list of {"type": "text", "text" | "value"}. Null or absent: `fallback`, an error if
+// that is NULL.
 static const char *sft__text(SftReader *r, json_t *value, const char *what, const char *fallback) {
     if (json_is_string(value)) return json_string_value(value);
     if ((!value || json_is_null(value)) && fallback) return fallback;
@@ -2027,7 +2034,7 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
     json_t *part;
     json_array_foreach(value, i, part) {
         const char *type = json_string_value(json_object_get(part, "type"));
-        json_t *text = json_is_string(part) ? part : json_object_get(part, json_object_get(part, "text") ? "text" : "value");
+        json_t *text = json_object_get(part, json_object_get(part, "text") ? "text" : "value");
         if (type && strcmp(type, "text")) sft__fail(r, "expected parts of type text in \"%s\", got %s", what, type);
         if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": \"...\"} in \"%s\"", what);
         if (r->error) return "";
@@ -2035,6 +2042,10 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
         free(all), r->own[r->owned - 1] = all = longer;
     }
     return all;
+}
+
+static const char *sft__column_text(SftReader *r, json_t *row, int column, const char *fallback) {
+    return sft__text(r, json_object_get(row, r->name[column]), r->name[column], fallback);
 }
 
 // "loss": true | false | "True" | "False", or "loss_weight" | "weight": a number. Absent or null: trained.
@@ -2083,7 +2094,8 @@ static void sft__read_messages(SftReader *r, json_t *list, const char *what) {
 // What one side says: a text, or messages of its own. Returns the bytes of the last one.
 static size_t sft__read_side(SftReader *r, json_t *value, const char *what, const char *role, double weight) {
     int first = r->messages;
-    if (json_is_object(json_array_get(value, 0)) && !json_object_get(json_array_get(value, 0), "type")) sft__read_messages(r, value, what);
+    json_t *part = json_array_get(value, 0);
+    if (json_object_get(part, "role") || json_object_get(part, "from")) sft__read_messages(r, value, what);
     else sft__say(r, role, sft__text(r, value, what, NULL), weight);
     for (int i = first; i < r->messages && weight == 0; i++) r->message[i].weight = 0;
     return r->messages ? r->message[r->messages - 1].bytes : 0;
@@ -2091,35 +2103,35 @@ static size_t sft__read_side(SftReader *r, json_t *value, const char *what, cons
 
 // A row, or one turn of a conversation, whose columns are a question and its answer, with or without a system text, more
 // input and earlier [question, answer] pairs. False where there is no answer to learn.
-static bool sft__read_turn(SftReader *r, json_t *row, int user, int output) {
-    json_t *pair, *question = json_object_get(row, r->name[user]), *answer = json_object_get(row, r->name[output]);
-    const char *system = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], ""), *input = "";
+static bool sft__read_turn(SftReader *r, json_t *row, int user, int output, double weight) {
+    json_t *pair, *answer = json_object_get(row, r->name[output]);
+    const char *system = sft__column_text(r, row, SFT__SYSTEM, ""), *history = r->name[SFT__HISTORY];
     size_t i;
     if (*system) sft__say(r, "system", system, 0);
-    json_array_foreach(json_object_get(row, r->name[SFT__HISTORY]), i, pair) {
-        if (json_array_size(pair) != 2) sft__fail(r, "expected \"%s\" to be a list of [question, answer]", r->name[SFT__HISTORY]);
-        sft__read_side(r, json_array_get(pair, 0), r->name[SFT__HISTORY], "user", 0);
-        sft__read_side(r, json_array_get(pair, 1), r->name[SFT__HISTORY], "assistant", 1);
+    json_array_foreach(json_object_get(row, history), i, pair) {
+        if (json_array_size(pair) != 2) sft__fail(r, "expected \"%s\" to be a list of [question, answer]", history);
+        sft__read_side(r, json_array_get(pair, 0), history, "user", 0);
+        sft__read_side(r, json_array_get(pair, 1), history, "assistant", 1);
     }
-    if (user == SFT__INSTRUCTION) input = sft__text(r, json_object_get(row, r->name[SFT__INPUT]), r->name[SFT__INPUT], "");
     if (user == SFT__PROMPT) {
-        sft__read_side(r, question, r->name[user], "user", 0);
+        sft__read_side(r, json_object_get(row, r->name[user]), r->name[user], "user", 0);
     } else {
-        const char *text = sft__text(r, question, r->name[user], "");
+        const char *text = sft__column_text(r, row, user, ""), *input = user == SFT__INSTRUCTION ? sft__column_text(r, row, SFT__INPUT, "") : "";
         if (*text && *input) text = sft__own(r, sft_format("%s\n%s", text, input));
         sft__say(r, "user", *text ? text : input, 0);
     }
-    size_t n = sft__read_side(r, answer, r->name[output], "assistant", sft__weight(r, row, "output_with_loss"));
+    size_t n = sft__read_side(r, answer, r->name[output], "assistant", weight);
     return n && !(json_is_string(answer) && !strcmp(json_string_value(answer), "<nooutput>"));
 }
-static bool sft__read_alpaca(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__INSTRUCTION, SFT__OUTPUT); }
-static bool sft__read_pair(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__PROMPT, SFT__COMPLETION); }
+static bool sft__read_alpaca(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__INSTRUCTION, SFT__OUTPUT, 1); }
+static bool sft__read_pair(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__PROMPT, SFT__COMPLETION, 1); }
 
 static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversation: {"system", "input", "output"} a turn
     json_t *turns = json_object_get(row, r->name[SFT__TURNS]), *turn;
     bool some = false;
     size_t i;
-    json_array_foreach(turns, i, turn) some = sft__read_turn(r, turn, SFT__INPUT, SFT__OUTPUT) || some;
+    json_array_foreach(turns, i, turn)
+        some = sft__read_turn(r, turn, SFT__INPUT, SFT__OUTPUT, sft__weight(r, turn, "output_with_loss")) || some;
     if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
     return some;
 }
@@ -2127,7 +2139,7 @@ static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversatio
 static bool sft__read_list(SftReader *r, json_t *row) { // a system column stands in front of messages without their own
     int column = json_object_get(row, r->name[SFT__MESSAGES]) ? SFT__MESSAGES : SFT__CONVERSATIONS;
     json_t *list = json_object_get(row, r->name[column]), *chosen = json_object_get(row, r->name[SFT__CHOSEN]);
-    const char *system = sft__text(r, json_object_get(row, r->name[SFT__SYSTEM]), r->name[SFT__SYSTEM], "");
+    const char *system = sft__column_text(r, row, SFT__SYSTEM, "");
     if (*system) sft__say(r, "system", system, 0);
     sft__read_messages(r, list, r->name[column]);
     if (*system && r->messages > 1 && !strcmp(r->message[1].role, "system"))
@@ -2201,7 +2213,7 @@ static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first
     }
     if (first) row->unknown = sft__keys(r, json, sft__formats[f].needs | sft__formats[f].knows);
     if (!sft__formats[f].read) {
-        const char *text = sft__text(r, json_object_get(json, r->name[SFT__WORDS]), r->name[SFT__WORDS], "");
+        const char *text = sft__column_text(r, json, SFT__WORDS, "");
         sft__document(r, row, text, strlen(text));
     } else {
         full = sft__formats[f].read(r, json);
@@ -2244,12 +2256,14 @@ static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *
     SftTokens *all = &d->tokens;
     SftDataReport *report = &d->report;
     int64_t n = row->tokens.n, most = config->max_length, begin = all->n;
-    bool cut = !row->error && row->kind == SFT__SAMPLE && n > most, refused = cut && !strcmp(config->truncation_mode, "error");
+    bool cut = !row->error && row->kind == SFT__SAMPLE && n > most;
+    bool refused = cut && !strcmp(config->truncation_mode, "error");
     report->rows++;
     if (row->unknown && *row->unknown) sft_note("%s: not used: the columns %s", f->path, row->unknown);
     if (refused || (row->error && strcmp(config->on_bad_row, "skip"))) {
         char *place = sft__row_place(f, (size_t)(row->s - f->s));
-        if (refused) sft_die(SFT_BAD_INPUT, "%s: this conversation has %" PRId64 " tokens, max_length is %" PRId64, place, n, most);
+        sft_unmap(f->s, f->n);
+        if (refused) sft_die(SFT_BAD_INPUT, "%s: this has %" PRId64 " tokens, max_length is %" PRId64, place, n, most);
         sft_die(SFT_BAD_INPUT, "%s: %s (on_bad_row \"skip\" leaves such rows out)", place, row->error);
     }
     if (cut) n = most;
@@ -2267,20 +2281,22 @@ static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *
         memcpy(all->trained + begin, row->tokens.trained, (size_t)n);
         all->n += n, report->truncated += cut, report->cut += n > most;
         for (int64_t at = 0; at < n; at += most) // only a document of text is longer than one piece
-            for (int copy = 0; copy < row->copies; copy++) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
+            for (int c = 0; c < row->copies; c++) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
     }
     free(row->error), free(row->unknown), free(row->tokens.ids), free(row->tokens.trained);
 }
 
 // Selection sampling (Knuth 3.4.2, algorithm S): is this one of the `wanted` among the `left` that are still to come?
-static bool sft__chosen(uint64_t bits, int64_t left, int64_t wanted) { return sft_uniform(bits) * (double)left < (double)wanted; }
+static bool sft__chosen(uint64_t seed, uint64_t which, uint64_t site, int64_t left, int64_t wanted) {
+    return left > 0 && sft_uniform(sft_random(seed, which, site, (uint64_t)left)) * (double)left < (double)wanted;
+}
 
 // Rows are gathered in the file's order, read by all threads, and added in the file's order.
 static void sft__read_file(SftDataset *d, const SftReader *reader, const char *path, double weight, int which) {
     const SftConfig *config = reader->config;
     enum { ROWS = 8192, BYTES = 8 << 20 };
     SftRows f = sft__rows_open(path, !strcmp(config->dataset_format, "text"));
-    SftRow *rows = SFT_NEW(SftRow, ROWS), row;
+    SftRow *rows = NULL, row;
     double share = weight - floor(weight);
     int64_t left = 0, wanted; // of the rows that are left, so many are taken once more
     for (SftRows count = f; share > 0 && sft__next_row(&count, &row);) left++, free(row.error);
@@ -2293,10 +2309,11 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
                 break;
             }
             row.copies = (int)weight;
-            if (left > 0 && sft__chosen(sft_random((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, (uint64_t)left), left, wanted))
-                row.copies++, wanted--;
+            if (sft__chosen((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, left, wanted)) row.copies++, wanted--;
             left--;
-            if (row.copies || row.error) rows[n++] = row, bytes += row.n;
+            if (!row.copies && !row.error) continue;
+            if ((n & (n - 1)) == 0) rows = (SftRow *)sft_realloc(rows, (size_t)SFT_MAX(1, 2 * n) * sizeof row);
+            rows[n++] = row, bytes += row.n;
         }
 #pragma omp parallel
         {
@@ -2325,7 +2342,8 @@ static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, 
     char **names = NULL, full[4096];
     int n = 0;
     for (struct dirent *e; (e = readdir(folder)) != NULL;) {
-        if (!sft__ends_with(e->d_name, ".json") && !sft__ends_with(e->d_name, ".jsonl") && !sft__ends_with(e->d_name, ".txt")) continue;
+        const char *dot = strrchr(e->d_name, '.');
+        if (!dot || (strcmp(dot, ".json") && strcmp(dot, ".jsonl") && strcmp(dot, ".txt"))) continue;
         names = (char **)sft_realloc(names, (size_t)(n + 1) * sizeof *names);
         names[n++] = strdup(e->d_name);
     }
@@ -2338,14 +2356,15 @@ static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, 
 
 static void sft__count(SftDataset *d) { // samples, packs and tokens of the report, as they stand
     SftDataReport *r = &d->report;
-    const SftSample *s = d->packs ? d->document : d->sample;
+    const SftSample *s = d->packs ? d->document : d->sample, *end = s + (d->packs ? d->documents : d->samples);
     r->samples = d->samples, r->packs = d->packs, r->tokens = r->trained_tokens = 0;
-    for (int64_t i = 0; i < (d->packs ? d->documents : d->samples); i++) r->tokens += s[i].n, r->trained_tokens += s[i].trained;
+    for (; s < end; s++) r->tokens += s->n, r->trained_tokens += s->trained;
 }
 
 SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, json_t *files) {
-    SftDataset d = {.documents_see_each_other = config->packing && !config->use_varlen_attn, .epochs = config->num_train_epochs,
-                    .max_steps = config->max_steps, .rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps};
+    SftDataset d = {.documents_see_each_other = config->packing && !config->use_varlen_attn,
+                    .epochs = config->num_train_epochs, .max_steps = config->max_steps,
+                    .rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps};
     SftReader reader = {.config = config, .t = t, .tpl = tpl};
     sft__rename_columns(&reader, config->columns);
     int which = 0;
@@ -2353,30 +2372,32 @@ SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const Sft
         json_t *file = json_is_array(files) ? json_array_get(files, i) : files, *weight = json_object_get(file, "weight");
         const char *path = json_string_value(json_is_object(file) ? json_object_get(file, "path") : file);
         double w = weight ? json_number_value(weight) : 1;
-        if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {\"path\", \"weight\"} or a list of them");
-        if ((weight && !json_is_number(weight)) || !(w > 0 && w <= 1000)) sft_die(SFT_BAD_INPUT, "the weight of %s must be a number above 0, at most 1000", path);
+        if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {\"path\", \"weight\"} or a list");
+        if ((weight && !json_is_number(weight)) || !(w > 0 && w <= 1000))
+            sft_die(SFT_BAD_INPUT, "the weight of %s must be a number above 0, at most 1000", path);
         sft__read_path(&d, &reader, path, w, &which);
     }
     SftDataReport *p = &d.report;
     if (!d.samples)
-        sft_die(SFT_BAD_INPUT, "no row has a trained token left: %" PRId64 " rows read, %" PRId64 " without text, %" PRId64 " with no trained token in their first "
-                "%" PRId64 " (max_length), %" PRId64 " too long, %" PRId64 " malformed", p->rows, p->dropped_empty, p->dropped_no_answer, config->max_length,
-                p->dropped_too_long, p->bad);
+        sft_die(SFT_BAD_INPUT, "no row has a trained token left: %" PRId64 " rows read, %" PRId64 " without text, %" PRId64
+                " with no trained token in their first %" PRId64 " (max_length), %" PRId64 " too long, %" PRId64 " malformed",
+                p->rows, p->dropped_empty, p->dropped_no_answer, config->max_length, p->dropped_too_long, p->bad);
     sft__count(&d);
     return d;
 }
 
 void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed) {
     int64_t n = train->samples, wanted = share < 1 ? SFT_MAX(1, llround(share * (double)n)) : (int64_t)share;
-    *validation = (SftDataset){.rows_per_step = train->rows_per_step, .epochs = train->epochs, .max_steps = train->max_steps};
+    *validation = (SftDataset){.rows_per_step = train->rows_per_step, .epochs = 1};
     if (share <= 0) return;
-    if (wanted >= n) sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", wanted, n);
+    if (wanted >= n)
+        sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", wanted, n);
     validation->tokens = train->tokens, validation->tokens.cap = 0; // the same tokens, not its own
     train->samples = 0;
     bool moves = false;
     for (int64_t i = 0, last = -1; i < n; i++) {
         SftSample s = train->sample[i];
-        if (s.begin != last) moves = sft__chosen(sft_random(seed, 0, SFT_SITE_SPLIT, (uint64_t)i), n - i, wanted); // copies go together
+        if (s.begin != last) moves = sft__chosen(seed, 0, SFT_SITE_SPLIT, n - i, wanted); // copies go together
         last = s.begin, wanted -= moves;
         if (moves) sft__add_sample(validation, s);
         else train->sample[train->samples++] = s;
@@ -2388,7 +2409,7 @@ void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, 
 /* Packing, best fit decreasing: samples from long to short, each into the pack whose free space is the smallest that
    holds it, the oldest among equals; a new pack when none does. The packs of one free space are a queue; a binary tree
    over the sizes of free space says which queues are not empty: O(n log max_length), same packs as trl's "bfd". */
-static int64_t sft__next_leaf(const uint8_t *tree, int64_t leaves, int64_t at) { // the first leaf >= at that is set, 0: none
+static int64_t sft__next_leaf(const uint8_t *tree, int64_t leaves, int64_t at) { // the first that is set, 0: none
     while (!tree[at]) { // up until a right neighbour is set, then down on its left side
         while (at & 1) at /= 2;
         if (!at) return 0;
@@ -2403,7 +2424,7 @@ static void sft__pack_bfd(SftDataset *d, int64_t room) {
     while (leaves <= room) leaves *= 2;
     uint8_t *tree = SFT_NEW(uint8_t, 2 * leaves);
     Space *space = SFT_NEW(Space, room + 2);
-    int64_t *next = SFT_NEW(int64_t, n), *free_ = SFT_NEW(int64_t, n), *sorted = SFT_NEW(int64_t, n), *in = SFT_NEW(int64_t, n);
+    int64_t *next = SFT_NEW(int64_t, 4 * n), *free_ = next + n, *sorted = next + 2 * n, *in = next + 3 * n;
     for (int64_t i = 0; i < n; i++) space[room - d->sample[i].n + 1].longer++; // counting sort, longest first, stable
     for (int64_t i = 0; i <= room; i++) space[i + 1].longer += space[i].longer;
     for (int64_t i = 0; i < n; i++) sorted[space[room - d->sample[i].n].longer++] = i;
@@ -2425,7 +2446,7 @@ static void sft__pack_bfd(SftDataset *d, int64_t room) {
     memcpy(next, d->pack, (size_t)packs * sizeof *next); // where each pack's next sample goes
     for (int64_t k = 0; k < n; k++) d->order[next[in[sorted[k]]]++] = sorted[k];
     d->packs = packs;
-    free(tree), free(space), free(next), free(free_), free(sorted), free(in);
+    free(tree), free(space), free(next);
 }
 
 // Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second part
@@ -2449,7 +2470,8 @@ static void sft__pack_wrapped(SftDataset *d, int64_t room, const int64_t *sample
 
 static void sft__shuffle(int64_t *list, int64_t n, uint64_t seed, uint64_t epoch) { // Fisher and Yates, from the end
     for (int64_t i = n - 1; i > 0; i--) {
-        int64_t j = (int64_t)((unsigned __int128)sft_random(seed, epoch, SFT_SITE_SHUFFLE, (uint64_t)i) * (uint64_t)(i + 1) >> 64), swap = list[i];
+        uint64_t bits = sft_random(seed, epoch, SFT_SITE_SHUFFLE, (uint64_t)i);
+        int64_t j = (int64_t)((unsigned __int128)bits * (uint64_t)(i + 1) >> 64), swap = list[i];
         list[i] = list[j], list[j] = swap;
     }
 }
@@ -2486,7 +2508,9 @@ void sft_dataset_free(SftDataset *d) {
     *d = (SftDataset){0};
 }
 
-int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step) { return (d->packs + rows_per_step - 1) / rows_per_step; }
+int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step) {
+    return (d->packs + rows_per_step - 1) / rows_per_step;
+}
 
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle) {
     for (int64_t i = 0; i < d->packs; i++) out[i] = i;
@@ -2546,7 +2570,8 @@ void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int6
             }
             b->n += s.n;
             if (d->documents_see_each_other && k + 1 < last) continue;
-            for (int64_t j = begin; j < b->n; j++) b->begin[j] = (int32_t)begin, b->end[j] = (int32_t)b->n, b->pos[j] = (int32_t)(j - begin);
+            for (int64_t j = begin; j < b->n; j++)
+                b->begin[j] = (int32_t)begin, b->end[j] = (int32_t)b->n, b->pos[j] = (int32_t)(j - begin);
             begin = b->n, b->documents++;
         }
     }
@@ -2560,11 +2585,12 @@ void sft_batch_free(SftBatch *b) {
 // Reports
 static void sft__show_sample(FILE *out, const SftDataset *d, const SftTokenizer *t, SftSample s) {
     bool colour = isatty(fileno(out));
+    const char *open = colour ? "\033[1;32m" : "⟦", *close = colour ? "\033[0m" : "⟧";
     const uint8_t *trained = d->tokens.trained + s.begin;
     for (int64_t i = 0, end; i < s.n; i = end) {
         for (end = i + 1; end < s.n && trained[end] == trained[i]; end++) {}
         char *text = sft_decode(t, d->tokens.ids + s.begin + i, end - i, false, NULL);
-        fprintf(out, "%s%s%s", !trained[i] ? "" : colour ? "\033[1;32m" : "⟦", text, !trained[i] ? "" : colour ? "\033[0m" : "⟧");
+        fprintf(out, "%s%s%s", trained[i] ? open : "", text, trained[i] ? close : "");
         free(text);
     }
     fprintf(out, "\n");
@@ -2572,10 +2598,13 @@ static void sft__show_sample(FILE *out, const SftDataset *d, const SftTokenizer 
 
 void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples) {
     const SftDataReport *r = &d->report;
-    int64_t per_epoch = sft_steps_per_epoch(d, d->rows_per_step), steps = d->max_steps > 0 ? d->max_steps : (int64_t)ceil((double)per_epoch * d->epochs);
-    fprintf(out, "rows      %" PRId64 " read", r->rows);
-    const struct { int64_t n; const char *why; } dropped[] = {{r->bad, "malformed"}, {r->dropped_empty, "without text"},
+    int64_t per_epoch = sft_steps_per_epoch(d, d->rows_per_step);
+    int64_t steps = d->max_steps > 0 ? d->max_steps : (int64_t)ceil((double)per_epoch * d->epochs);
+    double share = 100 * (double)r->trained_tokens / (double)SFT_MAX(r->tokens, 1);
+    const struct { int64_t n; const char *why; } dropped[] = {
+        {r->bad, "malformed"}, {r->dropped_empty, "without text"},
         {r->dropped_no_answer, "without a trained token in max_length"}, {r->dropped_too_long, "longer than max_length"}};
+    fprintf(out, "rows      %" PRId64 " read", r->rows);
     for (int i = 0; i < SFT_COUNT(dropped); i++)
         if (dropped[i].n) fprintf(out, ", %" PRId64 " dropped: %s", dropped[i].n, dropped[i].why);
     fprintf(out, "\nsamples   %" PRId64, r->samples);
@@ -2583,14 +2612,16 @@ void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int sa
     if (r->cut) fprintf(out, ", %" PRId64 " documents cut into pieces", r->cut);
     if (r->packs != r->samples) fprintf(out, ", in %" PRId64 " packs", r->packs);
     fprintf(out, "; the longest row has %" PRId64 " tokens\n", d->longest);
-    fprintf(out, "tokens    %" PRId64 ", %" PRId64 " of them trained (%.1f %%)\n", r->tokens, r->trained_tokens, 100 * (double)r->trained_tokens / (double)SFT_MAX(r->tokens, 1));
+    fprintf(out, "tokens    %" PRId64 ", %" PRId64 " of them trained (%.1f %%)\n", r->tokens, r->trained_tokens, share);
     fprintf(out, "steps     %" PRId64 " an epoch of %" PRId64 " rows each, %" PRId64 " in all\n", per_epoch, d->rows_per_step, steps);
     fflush(out);
     if (steps < 20)
-        sft_note("only %" PRId64 " optimizer steps: the model will hardly change; more data, more num_train_epochs or fewer rows a step make more", steps);
+        sft_note("only %" PRId64 " optimizer steps: the model will hardly change; more data, more num_train_epochs or fewer "
+                 "rows a step make more", steps);
     for (int64_t i = 0; i < SFT_MIN(samples, d->samples); i++) {
-        fprintf(out, "sample %" PRId64 ", %" PRId64 " tokens, %" PRId64 " trained:\n", i + 1, d->sample[i].n, d->sample[i].trained);
-        sft__show_sample(out, d, t, d->sample[i]);
+        const SftSample *s = &d->sample[i];
+        fprintf(out, "sample %" PRId64 ", %" PRId64 " tokens, %" PRId64 " trained:\n", i + 1, s->n, s->trained);
+        sft__show_sample(out, d, t, *s);
     }
 }
 
@@ -2612,12 +2643,17 @@ void sft_data_dump(const char *path, const SftDataset *d) {
 
 json_t *sft_data_json(const SftDataset *d, const SftConfig *config) {
     const SftDataReport *r = &d->report;
-    int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
-    return json_pack("{s:I, s:I, s:{s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", (json_int_t)r->rows, "samples", (json_int_t)r->samples, "dropped",
-                     "malformed", (json_int_t)r->bad, "empty", (json_int_t)r->dropped_empty, "no_trained_token", (json_int_t)r->dropped_no_answer,
-                     "too_long", (json_int_t)r->dropped_too_long, "truncated", (json_int_t)r->truncated, "cut", (json_int_t)r->cut,
-                     "packs", (json_int_t)r->packs, "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained_tokens,
-                     "steps_per_epoch", (json_int_t)sft_steps_per_epoch(d, rows_per_step));
+    int64_t steps = sft_steps_per_epoch(d, config->per_device_train_batch_size * config->gradient_accumulation_steps);
+    const struct { const char *name; int64_t n; } entries[] = {
+        {"rows", r->rows}, {"samples", r->samples}, {"dropped", 0}, {"malformed", r->bad}, {"empty", r->dropped_empty},
+        {"no_trained_token", r->dropped_no_answer}, {"too_long", r->dropped_too_long}, {"truncated", r->truncated},
+        {"cut", r->cut}, {"packs", r->packs}, {"tokens", r->tokens}, {"trained_tokens", r->trained_tokens},
+        {"steps_per_epoch", steps}};
+    json_t *all = json_object(), *dropped = json_object();
+    for (int i = 0; i < SFT_COUNT(entries); i++)
+        json_object_set_new(i >= 3 && i <= 6 ? dropped : all, entries[i].name, i == 2 ? json_incref(dropped) : json_integer(entries[i].n));
+    json_decref(dropped);
+    return all;
 }
 
 /* ================================================================================================================

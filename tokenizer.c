@@ -1638,8 +1638,8 @@ void sft_tokenizer_free(SftTokenizer *t) {
    the turn, where Hugging Face would take it for the mark. (Marks that are plain text, such as [INST], cannot be told
    apart.) The usual pitfall: BOS twice, once by the template and once by the tokenizer. Here it comes from one place. */
 enum { SFT__T_SYSTEM, SFT__T_USER, SFT__T_ASSISTANT, SFT__T_TOOL, SFT__T_CALL, SFT__T_ROLES, // formats, one for each role
-       SFT__T_TOOLS_BEGIN = SFT__T_ROLES, SFT__T_TOOLS_BETWEEN, SFT__T_TOOLS_END,        // around and between outputs of tools
-       SFT__T_TAIL, SFT__T_FORMATS };                                               // ends a conversation
+       SFT__T_TOOLS_BEGIN = SFT__T_ROLES, SFT__T_TOOLS_BETWEEN, SFT__T_TOOLS_END, // around outputs of tools
+       SFT__T_TAIL, SFT__T_FORMATS };                                             // ends a conversation
 static const char *const sft__roles[] = {"system", "user", "assistant", "tool", "function_call"};
 static const char *const sft__places[] = {"{system}", "{user}", "{assistant}", "{tool}", "{assistant}"};
 enum {
@@ -1658,11 +1658,11 @@ enum {
    is a user message. The dates of Llama 3.1 are those its template falls back on. Mistral 0.3's own template loses the
    system text once the last question is answered; here it stays where it stood when that was asked. */
 typedef struct { const char *name, *mark[3]; int flags; const char *stop, *standard, *format[SFT__T_FORMATS]; } Sft__Row;
+// clang-format off
 #define SFT__IM "<|im_start|>system\n{system}<|im_end|>\n", "<|im_start|>user\n{user}<|im_end|>\n", "<|im_start|>assistant\n{assistant}{stop}\n"
 #define SFT__IM_TOOL "<|im_start|>tool\n{tool}<|im_end|>\n"
 #define SFT__QWEN "\n<tool_response>\n{tool}\n</tool_response>", "<tool_call>\n{assistant}\n</tool_call>", "<|im_start|>user", "", "<|im_end|>\n"
 #define SFT__HEAD(role) "<|start_header_id|>" role "<|end_header_id|>\n\n"
-// clang-format off
 static const Sft__Row sft__rows[] = {
     {"qwen3", {"<|im_start|>", "<tool_call>", "reasoning_content"}, SFT__T_THINK, "<|im_end|>", NULL, {SFT__IM, SFT__QWEN}},
     {"qwen", {"<|im_start|>", "<tool_call>"}, 0, "<|im_end|>",
@@ -1705,9 +1705,9 @@ static const Sft__Row sft__rows[] = {
 struct SftTemplate {
     const SftTokenizer *t;
     char *name, *standard, *jinja;
-    char *before[SFT__T_FORMATS], *after[SFT__T_FORMATS]; // the formats, cut at their place; an answer's: trained text around it
-    char *head, *separator;                           // untrained text before an answer, behind its stop token
-    bool tools, marks_begin[256];                     // there is a format for tools' output; bytes that marks begin with
+    char *before[SFT__T_FORMATS], *after[SFT__T_FORMATS]; // formats, cut at their place; an answer's: trained text
+    char *head, *separator;       // untrained text before an answer, behind its stop token
+    bool tools, marks_begin[256]; // there is a format for tools' output; bytes that marks begin with
     int flags, nstops, nmarks;
     int32_t stop[16];    // the first is the one that is written
     int32_t *mark;       // special tokens of the formats: not recognised in a message's text
@@ -1732,8 +1732,8 @@ static char *sft__row_names(const SftTokenizer *t) {
 static void sft__add_stop(SftTemplate *p, const char *stop) { // NULL: the tokenizer's eos
     int32_t id = stop ? sft_token_id(p->t, stop) : sft_eos(p->t);
     if (id < 0)
-        sft_die(SFT_BAD_INPUT, "template %s ends an answer with %s, which is not one token of this vocabulary; templates that fit: %s",
-                p->name, stop ? stop : "the tokenizer's eos_token", sft__row_names(p->t));
+        sft_die(SFT_BAD_INPUT, "template %s ends an answer with %s, which is not one token of this vocabulary; templates that "
+                "fit: %s", p->name, stop ? stop : "the tokenizer's eos_token", sft__row_names(p->t));
     for (int i = 0; i < p->nstops; i++)
         if (p->stop[i] == id) return;
     if (p->nstops < SFT_COUNT(p->stop)) p->stop[p->nstops++] = id;
@@ -1741,7 +1741,8 @@ static void sft__add_stop(SftTemplate *p, const char *stop) { // NULL: the token
 
 // Format f: filled in and cut at its place.
 static void sft__set_format(SftTemplate *p, int f, const char *format) {
-    const char *stop = sft_token_text(p->t, p->stop[0]), *eos = sft_eos(p->t) < 0 ? "" : sft_token_text(p->t, sft_eos(p->t));
+    const char *stop = sft_token_text(p->t, p->stop[0]);
+    const char *eos = sft_eos(p->t) < 0 ? "" : sft_token_text(p->t, sft_eos(p->t));
     const char *place = f < SFT__T_ROLES ? sft__places[f] : NULL;
     Sft__Bytes side[2] = {{0}};
     int at = 0;
@@ -1761,15 +1762,16 @@ static void sft__set_format(SftTemplate *p, int f, const char *format) {
     p->before[f] = side[0].p, p->after[f] = side[1].p;
 }
 
+static void sft__encode_text(const SftTokenizer *t, SftIds *out, const char *s) { sft_encode(t, out, s, strlen(s), false); }
+
 // Special tokens among the ids of the formats, stop tokens, BOS and eos: those that skip_special leaves out.
 static void sft__find_marks(SftTemplate *p) {
     SftIds ids = {0};
     sft__reserve(&ids, p->nstops + 2);
     for (int i = 0; i < p->nstops; i++) ids.ids[ids.n++] = p->stop[i];
     ids.ids[ids.n++] = sft_bos(p->t), ids.ids[ids.n++] = sft_eos(p->t);
-    sft_encode(p->t, &ids, p->head, strlen(p->head), false), sft_encode(p->t, &ids, p->separator, strlen(p->separator), false);
-    for (int f = 0; f < SFT__T_FORMATS; f++)
-        sft_encode(p->t, &ids, p->before[f], strlen(p->before[f]), false), sft_encode(p->t, &ids, p->after[f], strlen(p->after[f]), false);
+    sft__encode_text(p->t, &ids, p->head), sft__encode_text(p->t, &ids, p->separator);
+    for (int f = 0; f < SFT__T_FORMATS; f++) sft__encode_text(p->t, &ids, p->before[f]), sft__encode_text(p->t, &ids, p->after[f]);
     p->mark = SFT_NEW(int32_t, ids.n);
     for (int64_t i = 0; i < ids.n; i++) {
         bool known = ids.ids[i] < 0;
@@ -1785,7 +1787,7 @@ static void sft__find_marks(SftTemplate *p) {
 // Does the tokenizer put a space before a text ("a" is not what "\na" ends with)? SentencePiece does.
 static void sft__find_prefix(SftTemplate *p) {
     SftIds a = {0}, newline = {0}, both = {0};
-    sft_encode(p->t, &a, "a", 1, false), sft_encode(p->t, &newline, "\n", 1, false), sft_encode(p->t, &both, "\na", 2, false);
+    sft__encode_text(p->t, &a, "a"), sft__encode_text(p->t, &newline, "\n"), sft__encode_text(p->t, &both, "\na");
     int64_t n = p->newline_ids = newline.n;
     bool separable = both.n > n && !memcmp(both.ids, newline.ids, (size_t)n * sizeof(int32_t));
     p->prefixed = separable && (both.n - n != a.n || memcmp(both.ids + n, a.ids, (size_t)a.n * sizeof(int32_t)));
@@ -1797,7 +1799,10 @@ static SftTemplate *sft__template_of(const SftTokenizer *t, const Sft__Row *row)
     p->t = t, p->name = strdup(row->name), p->flags = row->flags, p->tools = row->format[SFT__T_TOOL] != NULL;
     p->standard = row->standard ? strdup(row->standard) : NULL;
     sft__add_stop(p, row->stop);
-    for (int f = 0; f < SFT__T_FORMATS; f++) sft__set_format(p, f, row->format[f] ? row->format[f] : f < SFT__T_ROLES ? sft__places[f] : "");
+    for (int f = 0; f < SFT__T_FORMATS; f++) {
+        const char *none = f < SFT__T_ROLES ? sft__places[f] : "";
+        sft__set_format(p, f, row->format[f] ? row->format[f] : none);
+    }
     char *head = p->head = p->before[SFT__T_ASSISTANT]; // untrained but for one last space
     size_t n = strlen(head);
     bool space = n && head[n - 1] == ' ' && (n == 1 || head[n - 2] != ' ');
@@ -1842,11 +1847,12 @@ static SftTemplate *sft__plain_template(const SftTokenizer *t, json_t *plain) {
 // Rendering
 static void sft__trim_text(const char **s, size_t *n) { // as Python's str.strip
     utf8proc_int32_t c = 0;
-    for (utf8proc_ssize_t k; (k = utf8proc_iterate((const uint8_t *)*s, (utf8proc_ssize_t)*n, &c)) > 0 && sft__white((uint32_t)c);)
+    utf8proc_ssize_t k;
+    while ((k = utf8proc_iterate((const uint8_t *)*s, (utf8proc_ssize_t)*n, &c)) > 0 && sft__white((uint32_t)c))
         *s += k, *n -= (size_t)k;
-    for (size_t k; *n; *n -= k) {
-        for (k = 1; k < *n && ((*s)[*n - k] & 0xc0) == 0x80;) k++; // back over a character
-        if (utf8proc_iterate((const uint8_t *)*s + *n - k, (utf8proc_ssize_t)k, &c) <= 0 || !sft__white((uint32_t)c)) break;
+    for (; *n; *n -= (size_t)k) {
+        for (k = 1; k < (utf8proc_ssize_t)*n && ((*s)[*n - (size_t)k] & 0xc0) == 0x80;) k++; // back over a character
+        if (utf8proc_iterate((const uint8_t *)*s + *n - k, k, &c) <= 0 || !sft__white((uint32_t)c)) break;
     }
 }
 
@@ -1909,11 +1915,13 @@ static char *sft__check_roles(const SftTemplate *p, const SftMessage *m, int n) 
     for (int i = 0; i < n; i++) {
         int r = sft__role(&m[i]);
         if (r < 0)
-            return sft_format("message %d: unknown role \"%s\"; expected system, user, assistant, tool, observation or function_call", i + 1, m[i].role);
+            return sft_format("message %d: unknown role \"%s\"; expected system, user, assistant, tool, observation or "
+                              "function_call", i + 1, m[i].role);
         if (r == SFT__T_SYSTEM && i > 0 && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST))
             return sft_format("message %d: template %s takes a system message in the first place only", i + 1, p->name);
         if (r != SFT__T_SYSTEM && p->flags & SFT__T_ALTERNATE && sft__answers(r) != (turn++ % 2 == 1))
-            return sft_format("message %d: template %s wants user and assistant in turn, this one is by %s", i + 1, p->name, m[i].role);
+            return sft_format("message %d: template %s wants user and assistant in turn, this one is by %s", i + 1, p->name,
+                              m[i].role);
     }
     return n ? NULL : sft_format("a conversation without messages");
 }
@@ -1938,7 +1946,8 @@ static void sft__add_thought(const SftTemplate *p, Sft__Bytes *b, const char *s,
 
 static int sft__last_query(const SftMessage *m, int n) { // the last user message that is not a tool's output in disguise
     for (int i = n - 1; i >= 0; i--) {
-        bool wrapped = m[i].bytes >= 31 && !strncmp(m[i].content, "<tool_response>", 15) && !strcmp(m[i].content + m[i].bytes - 16, "</tool_response>");
+        const char *s = m[i].content;
+        bool wrapped = m[i].bytes >= 31 && !strncmp(s, "<tool_response>", 15) && !strcmp(s + m[i].bytes - 16, "</tool_response>");
         if (sft__role(&m[i]) == SFT__T_USER && !wrapped) return i;
     }
     return n - 1;
@@ -1948,19 +1957,19 @@ static int sft__last_query(const SftMessage *m, int n) { // the last user messag
    to where the family wants it. A message that has gone elsewhere is left with role -1. */
 typedef struct { int role; bool trained; Sft__Bytes text; } Sft__Turn;
 static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage *m, int n) {
-    int query = p->flags & SFT__T_THINK ? sft__last_query(m, n) : 0, first = -1; // first: the system message that others join
+    int query = p->flags & SFT__T_THINK ? sft__last_query(m, n) : 0, first = -1; // the system message that others join
     for (int i = 0; i < n; i++) {
         Sft__Turn *u = &turn[i];
         const char *s = m[i].content;
         size_t bytes = m[i].bytes;
         u->role = sft__role(&m[i]), u->trained = m[i].weight != 0;
-        bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST);
-        if ((p->flags & SFT__T_TRIM && !fused) || (p->flags & SFT__T_TRIM_ALL && sft__answers(u->role))) sft__trim_text(&s, &bytes);
-        if (p->flags & SFT__T_THINK && sft__answers(u->role)) sft__add_thought(p, &u->text, s, bytes, i > query, i + 1 == n);
+        bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST), answer = sft__answers(u->role);
+        if ((p->flags & SFT__T_TRIM && !fused) || (p->flags & SFT__T_TRIM_ALL && answer)) sft__trim_text(&s, &bytes);
+        if (p->flags & SFT__T_THINK && answer) sft__add_thought(p, &u->text, s, bytes, i > query, i + 1 == n);
         else sft__add_content(p, &u->text, s, bytes);
         if (u->role != SFT__T_SYSTEM || !(p->flags & SFT__T_SYSTEM_UP)) continue;
-        if (first >= 0) sft__adds(&turn[first].text, "\n\n"), sft__add(&turn[first].text, u->text.p, u->text.n), u->role = -1;
-        else first = i;
+        if (first < 0) first = i;
+        else sft__adds(&turn[first].text, "\n\n"), sft__add(&turn[first].text, u->text.p, u->text.n), u->role = -1;
     }
     for (; first > 0; first--) { // up to the front
         Sft__Turn up = turn[first];
@@ -1971,8 +1980,8 @@ static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage
         if (turn[i].role == SFT__T_USER && (at < 0 || p->flags & SFT__T_FUSE_LAST)) at = i;
     if (p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST) && at > 0 && turn[0].role == SFT__T_SYSTEM) {
         Sft__Bytes all = {0};
-        sft__adds(&all, p->before[SFT__T_SYSTEM]), sft__add(&all, turn[0].text.p, turn[0].text.n), sft__adds(&all, p->after[SFT__T_SYSTEM]);
-        sft__add(&all, turn[at].text.p, turn[at].text.n);
+        sft__adds(&all, p->before[SFT__T_SYSTEM]), sft__add(&all, turn[0].text.p, turn[0].text.n);
+        sft__adds(&all, p->after[SFT__T_SYSTEM]), sft__add(&all, turn[at].text.p, turn[at].text.n);
         free(turn[at].text.p);
         turn[at].text = all, turn[0].role = -1;
     }
@@ -1981,50 +1990,54 @@ static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage
 char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *m, int n, bool generation) {
     char *error = sft__check_roles(p, m, n);
     if (error) return error;
-    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, standard = p->standard && sft__role(&m[0]) != SFT__T_SYSTEM, flag = false, headless = false;
-    Sft__Turn *turn = SFT_NEW(Sft__Turn, n + 1);
+    int role = sft__role(&m[0]), before = -1, standard = p->standard && role != SFT__T_SYSTEM, turns = n + standard;
+    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, flag = false, headless = false;
+    Sft__Turn *turn = SFT_NEW(Sft__Turn, turns);
     Sft__Bytes b = {0}; // text that waits to be tokenised, with `flag`
-    if (standard) turn[0] = (Sft__Turn){SFT__T_SYSTEM, m[0].weight != 0 && !sft__answers(sft__role(&m[0])), {0}}, sft__adds(&turn[0].text, p->standard);
+    if (standard) {
+        turn[0] = (Sft__Turn){SFT__T_SYSTEM, m[0].weight != 0 && !sft__answers(role), {0}};
+        sft__adds(&turn[0].text, p->standard);
+    }
     sft__prepare(p, turn + standard, m, n);
     if (bos && !(p->flags & SFT__T_BOS_EACH)) sft__push_token(out, sft_bos(p->t), false);
-    for (int i = 0, before = -1; i < n + standard; i++) {
+    for (int i = 0; i < turns; i++) {
         Sft__Turn *u = &turn[i];
-        int role = u->role == SFT__T_TOOL && !p->tools ? SFT__T_USER : u->role;
+        role = u->role == SFT__T_TOOL && !p->tools ? SFT__T_USER : u->role;
         if (role < 0) continue;
         bool asked = sft__answers(role) ? flag : u->trained; // a heading goes with the prompt before it
         if (asked != flag) sft__flush(p, out, &b, flag), flag = asked;
-        headless = p->flags & SFT__T_TOOL_ANSWERS && before == SFT__T_TOOL;
         if (sft__answers(role)) {
-            if (!headless) sft__adds(&b, p->head);
-            sft__flush(p, out, &b, flag), flag = false;
-            sft__adds(&b, p->before[SFT__T_ASSISTANT]);
+            sft__adds(&b, headless ? "" : p->head), sft__flush(p, out, &b, flag);
+            sft__adds(&b, p->before[SFT__T_ASSISTANT]), flag = false;
+        } else if (role == SFT__T_USER && bos && p->flags & SFT__T_BOS_EACH) {
+            sft__flush(p, out, &b, flag), sft__push_token(out, sft_bos(p->t), false);
+        } else if (role == SFT__T_TOOL) {
+            sft__adds(&b, p->before[before == SFT__T_TOOL ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN]);
         }
-        if (role == SFT__T_USER && bos && p->flags & SFT__T_BOS_EACH) sft__flush(p, out, &b, flag), sft__push_token(out, sft_bos(p->t), false);
-        if (role == SFT__T_TOOL) sft__adds(&b, p->before[before == SFT__T_TOOL ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN]);
         const char *s = u->text.p;
         size_t bytes = u->text.n;
         if (p->flags & SFT__T_TRIM_ALL) sft__trim_text(&s, &bytes);
-        if (role != SFT__T_ASSISTANT) sft__adds(&b, p->before[role]);
-        sft__add(&b, s, bytes);
-        if (role != SFT__T_ASSISTANT) sft__adds(&b, p->after[role]);
-        if (role == SFT__T_TOOL && (i + 1 == n + standard || turn[i + 1].role != SFT__T_TOOL)) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
+        sft__adds(&b, role == SFT__T_ASSISTANT ? "" : p->before[role]), sft__add(&b, s, bytes);
+        sft__adds(&b, p->after[role]);
+        if (role == SFT__T_TOOL && (i + 1 == turns || turn[i + 1].role != SFT__T_TOOL)) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
         if (sft__answers(role)) {
-            sft__adds(&b, p->after[SFT__T_ASSISTANT]), sft__flush(p, out, &b, u->trained), sft__push_token(out, p->stop[0], u->trained);
+            sft__adds(&b, role == SFT__T_CALL ? p->after[SFT__T_ASSISTANT] : "");
+            sft__flush(p, out, &b, u->trained), sft__push_token(out, p->stop[0], u->trained);
             sft__adds(&b, p->separator), sft__flush(p, out, &b, false);
         }
-        before = role;
+        before = role, headless = p->flags & SFT__T_TOOL_ANSWERS && role == SFT__T_TOOL;
     }
-    headless = p->flags & SFT__T_TOOL_ANSWERS && turn[n + standard - 1].role == SFT__T_TOOL;
     if (flag) sft__flush(p, out, &b, flag);
     sft__adds(&b, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head);
     sft__flush(p, out, &b, false);
-    for (int i = 0; i < n + standard; i++) free(turn[i].text.p);
+    for (int i = 0; i < turns; i++) free(turn[i].text.p);
     free(turn), free(b.p);
     return NULL;
 }
 
 /* The same as Jinja, for the exported folder: the formats as variables, then one text that reads them. It opens with a
    comment that says how it was made, so that a folder written by this program is recognised when it is read again. */
+// clang-format off
 static const char sft__program[] =
     "{% set ns = namespace(system='') %}{% if bos and not bos_each %}{{ bos_token }}{% endif %}"
     "{% if standard is not none and messages[0]['role'] != 'system' %}{{ system[0] + standard + system[1] }}{% endif %}"
@@ -2047,9 +2060,11 @@ static const char sft__program[] =
     "{% set text = ns.system + text %}{% set ns.system = '' %}{% endif %}"
     "{{ user[0] + ((text | trim) if trim_all else text) + user[1] }}{% endif %}{% endfor %}"
     "{{ head if add_generation_prompt else tail }}";
+// clang-format on
 
 static char *sft__jinja(const SftTemplate *p, json_t *plain) {
-    static const char *flags[] = {"fuse", "fuse_last", "trim", "trim_all", "alternate", "bos_each", "system_up", "tool_answers", "think"};
+    static const char *flags[] = {"fuse", "fuse_last", "trim", "trim_all", "alternate", "bos_each", "system_up", "tool_answers",
+                                  "think"};
     static const char *more[] = {"tools_begin", "tools_between", "tools_end", "tail"};
     json_t *made_by = plain ? json_incref(plain) : json_string(p->name), *v = json_object(), *value;
     char *made = json_dumps(made_by, JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_COMPACT);
@@ -2058,11 +2073,13 @@ static char *sft__jinja(const SftTemplate *p, json_t *plain) {
         free(made), made = safe;
     }
     for (int i = 0; i < SFT_COUNT(flags); i++) json_object_set_new(v, flags[i], json_boolean(p->flags >> i & 1));
-    for (int f = 0; f < SFT__T_ROLES; f++) json_object_set_new(v, sft__roles[f], json_pack("[ss]", p->before[f], p->after[f]));
-    for (int f = SFT__T_ROLES; f < SFT__T_FORMATS; f++) json_object_set_new(v, more[f - SFT__T_ROLES], json_string(p->before[f]));
+    for (int f = 0; f < SFT__T_FORMATS; f++)
+        if (f < SFT__T_ROLES) json_object_set_new(v, sft__roles[f], json_pack("[ss]", p->before[f], p->after[f]));
+        else json_object_set_new(v, more[f - SFT__T_ROLES], json_string(p->before[f]));
     char *end = sft_format("%s%s", sft_token_text(p->t, p->stop[0]), p->separator);
     json_object_set_new(v, "head", json_string(p->head)), json_object_set_new(v, "end", json_string(end));
-    json_object_set_new(v, "bos", json_boolean(sft_adds_bos(p->t) && sft_bos(p->t) >= 0)), json_object_set_new(v, "tools", json_boolean(p->tools));
+    json_object_set_new(v, "bos", json_boolean(sft_adds_bos(p->t) && sft_bos(p->t) >= 0));
+    json_object_set_new(v, "tools", json_boolean(p->tools));
     if (p->standard) json_object_set_new(v, "standard", json_string(p->standard));
     Sft__Bytes b = {0};
     sft__adds(&b, "{#- sft template "), sft__adds(&b, made), sft__adds(&b, p->standard ? " -#}" : " -#}{% set standard = none %}");
@@ -2108,7 +2125,7 @@ static const Sft__Row *sft__find_row(const char *name, const char *jinja) { // b
 
 SftTemplate *sft_template(const SftTokenizer *t, const char *name, json_t *plain) {
     const char *own = sft_chat_template(t), *made = own && !strncmp(own, "{#- sft template ", 17) ? own + 17 : NULL;
-    json_t *comment = made ? json_loads(made, JSON_DISABLE_EOF_CHECK | JSON_DECODE_ANY, NULL) : NULL; // written by this program
+    json_t *comment = made ? json_loads(made, JSON_DISABLE_EOF_CHECK | JSON_DECODE_ANY, NULL) : NULL; // by this program
     const Sft__Row *recognised = comment ? sft__find_row(json_string_value(comment), NULL) : sft__find_row(NULL, own);
     const Sft__Row *row = name ? sft__find_row(name, NULL) : recognised;
     bool asked = name || plain;
@@ -2125,7 +2142,8 @@ SftTemplate *sft_template(const SftTokenizer *t, const char *name, json_t *plain
         else free(standard);
     }
     p->jinja = same ? strdup(own) : sft__jinja(p, plain);
-    if (!asked && !own) sft_note("the tokenizer has no chat_template: template default, an answer ends with %s", sft_token_text(t, p->stop[0]));
+    if (!asked && !own)
+        sft_note("the tokenizer has no chat_template: template default, an answer ends with %s", sft_token_text(t, p->stop[0]));
     if (!asked && own)
         sft_note("template %s, recognised from the tokenizer's chat_template%s%s", p->name,
                  p->standard ? "; system text where none is given: " : "", p->standard ? p->standard : "");

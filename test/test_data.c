@@ -149,7 +149,7 @@ static void malformed_rows(void **state) {
     REFUSES("{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\", \"loss\": 3}]}", "\"loss\" to be true or false", NULL);
     REFUSES("PAR1", "expected a JSON array", NULL);
     REFUSES("", "0 rows read", NULL);
-    REFUSES("{\"prompt\": \"a\", \"completion\": \"b\"}", "must be one of user, assistant", "--columns", "{\"x\": \"usr\"}", NULL);
+    REFUSES("{\"prompt\": \"a\", \"completion\": \"b\"}", "is mapped to usr; expected one of user, assistant", "--columns", "{\"x\": \"usr\"}", NULL);
     REFUSES("{\"prompt\": \"123456789\", \"completion\": \"b\"}", "no row has a trained token left: 1 rows read, 0 without text, 1 with no trained token in their first 8", "--max_length", "8", NULL);
 }
 
@@ -163,7 +163,7 @@ static void long_rows(void **state) {
     assert_int_equal(d.report.truncated, 1), assert_int_equal(d.report.dropped_no_answer, 1), assert_int_equal(d.report.rows, 3);
     free(got), sft_dataset_free(&d), sft_config_free(&c);
     READS(rows, "a>[b<|end|>]|", "--max_length", "6", "--truncation_mode", "drop", NULL);
-    REFUSES(rows, "line 1, column 1: this conversation has 11 tokens, max_length is 6", "--max_length", "6", "--truncation_mode", "error", NULL);
+    REFUSES(rows, "line 1, column 1: this has 11 tokens, max_length is 6", "--max_length", "6", "--truncation_mode", "error", NULL);
     READS("{\"text\": \"abcdefgh\"}", "[abc]|[def]|[gh<|endoftext|>]|", "--max_length", "3", NULL); // nothing lost
     READS("{\"text\": \"abc\"}", "[abc]|[<|endoftext|>]|", "--max_length", "3", NULL);
 }
