@@ -2658,20 +2658,21 @@ json_t *sft_data_json(const SftDataset *d, const SftConfig *config) {
 
 /* ================================================================================================================
    [4] model: families, the tensor table, units, the memory plan, safetensors in and out
-   ================================================================================================================ */
-/* From a folder's config.json to a checked SftArch; from that, through the tensor table, to units; and weights between
+   ================================================================================================================
+   From a folder's config.json to a checked SftArch; from that, through the tensor table, to units; and weights between
    files and units. A family is what Hugging Face calls model_type: it fixes the standard value of every key that
    config.json leaves out, and the names and layout of the tensors in the files.
 
    In: config.json, generation_config.json, *.safetensors. Out: SftArch, filled units, and files as the family has them.
-   Invariants: a value that changes the mathematics is either obeyed or refused; load, then save in the same type, gives
-   the same bytes; no more than a few rows are in memory twice. Tests: test_model.c, test_safetensors.c, fuzz_safetensors.c.
+   Invariants: a value that changes the mathematics is obeyed or refused; to load and to save in the same type gives the
+   same bytes; no more than a few rows are in memory twice. Tests: test_model.c, test_safetensors.c, fuzz_safetensors.c.
    Pitfall: GPT-2 stores linear layers as [in, out] and q, k, v in one tensor; InternLM2 mixes their rows by kv head. */
 
-// safetensors, reading. The names, shapes and ranges come from outside: nothing is used before all of it is checked.
-static const struct { const char *name; int bits; } sft__dtypes[] = {
-    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U64", 64}, {"U32", 32},
-    {"U16", 16}, {"U8", 8}, {"BOOL", 8}, {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+// safetensors, reading. Names, shapes and ranges come from outside: all of it is checked before any of it is used.
+static const struct { const char *name; int bits; } sft__dtypes[] = { // the first ones in the order of SftType
+    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U64", 64},
+    {"U32", 32}, {"U16", 16}, {"U8", 8}, {"BOOL", 8}, {"C64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
+    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
 
 // Bytes that dtype and shape ask for, -1 if there is no such number.
 static int64_t sft__tensor_bytes(const SftFileTensor *t) {
@@ -2686,7 +2687,8 @@ static int64_t sft__tensor_bytes(const SftFileTensor *t) {
 
 static int sft__by_place(const void *a, const void *b) {
     const SftFileTensor *x = (const SftFileTensor *)a, *y = (const SftFileTensor *)b;
-    return x->data != y->data ? (x->data > y->data) - (x->data < y->data) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); // what is empty comes first
 }
 static int sft__by_name(const void *a, const void *b) {
     return strcmp(((const SftFileTensor *)a)->name, ((const SftFileTensor *)b)->name);
@@ -2694,39 +2696,43 @@ static int sft__by_name(const void *a, const void *b) {
 
 // One entry of the header -> *t. Returns NULL, or what is wrong: a string to free.
 static char *sft__safetensors_entry(SftFileTensor *t, const char *name, json_t *entry, const char *data, size_t size) {
-    json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
-    json_t *range = json_object_get(entry, "data_offsets"), *begin = json_array_get(range, 0), *end = json_array_get(range, 1);
-    if (!json_is_string(dtype) || !json_is_array(shape) || json_array_size(range) != 2 || !json_is_integer(begin) || !json_is_integer(end))
+    const char *dtype;
+    json_t *shape, *dim;
+    json_int_t from, to;
+    if (json_unpack(entry, "{s:s, s:o, s:[I, I!]}", "dtype", &dtype, "shape", &shape, "data_offsets", &from, &to) || !json_is_array(shape))
         return sft_format("tensor %s: expected {\"dtype\", \"shape\", \"data_offsets\": [begin, end]}", name);
-    *t = (SftFileTensor){.name = name, .dtype = json_string_value(dtype), .dims = (int)SFT_MIN(json_array_size(shape), 9)};
-    if (t->dims > SFT_COUNT(t->dim)) return sft_format("tensor %s: %zu dimensions; at most 8 are supported", name, json_array_size(shape));
-    for (int i = 0; i < t->dims; i++) {
-        t->dim[i] = json_is_integer(json_array_get(shape, (size_t)i)) ? json_integer_value(json_array_get(shape, (size_t)i)) : -1;
+    size_t dims = json_array_size(shape), i;
+    *t = (SftFileTensor){.name = name, .dtype = dtype, .dims = (int)SFT_MIN(dims, 8)};
+    if (dims > 8) return sft_format("tensor %s: %zu dimensions; at most 8 are supported", name, dims);
+    json_array_foreach(shape, i, dim) {
+        t->dim[i] = json_is_integer(dim) ? json_integer_value(dim) : -1;
         if (t->dim[i] < 0) return sft_format("tensor %s: a dimension that is not a number from 0", name);
     }
-    int64_t from = json_integer_value(begin), to = json_integer_value(end), bytes = sft__tensor_bytes(t);
+    int64_t bytes = sft__tensor_bytes(t);
     if (bytes < 0) return sft_format("tensor %s: dtype %s with this shape has no size in bytes", name, t->dtype);
     if (from < 0 || to < from || (uint64_t)to > size)
-        return sft_format("tensor %s: data_offsets [%lld, %lld], the file has %zu bytes of data", name, (long long)from, (long long)to, size);
+        return sft_format("tensor %s: data_offsets [%lld, %lld], the file has %zu bytes of data", name, (long long)from,
+                          (long long)to, size);
     if (to - from != bytes)
-        return sft_format("tensor %s: its shape takes %lld bytes, data_offsets give %lld", name, (long long)bytes, (long long)(to - from));
+        return sft_format("tensor %s: its shape takes %lld bytes, data_offsets give %lld", name, (long long)bytes,
+                          (long long)(to - from));
     t->data = data + from, t->bytes = (size_t)bytes;
     return NULL;
 }
 
-// f->map and f->bytes -> f->tensor. Returns NULL, or what is wrong: a string to free.
+// f->map and f->bytes -> f->tensor, sorted by name. Returns NULL, or what is wrong: a string to free.
 static char *sft__safetensors_parse(SftSafetensors *f) {
     uint64_t header = 0;
     if (f->bytes < 8) return sft_format("%zu bytes are too few for a safetensors file", f->bytes);
     for (int i = 0; i < 8; i++) header |= (uint64_t)(uint8_t)f->map[i] << 8 * i; // little endian, wherever this runs
     if (header > 100000000) return sft_format("a header of %llu bytes; at most 100000000 are allowed", (unsigned long long)header);
-    if (header > f->bytes - 8) return sft_format("a header of %llu bytes in a file of %zu: cut short?", (unsigned long long)header, f->bytes);
+    if (header > f->bytes - 8)
+        return sft_format("a header of %llu bytes in a file of %zu: cut short?", (unsigned long long)header, f->bytes);
     if (!header || f->map[8] != '{') return sft_format("the header does not begin with '{': not a safetensors file");
     json_error_t error;
     f->header = json_loadb(f->map + 8, header, JSON_REJECT_DUPLICATES, &error);
     if (!f->header) return sft_format("the header, byte %d: %s", error.position, error.text);
-    const char *data = f->map + 8 + header, *name, *key;
-    size_t size = f->bytes - 8 - header;
+    const char *data = f->map + 8 + header, *end = f->map + f->bytes, *name, *key;
     json_t *entry, *value, *metadata = json_object_get(f->header, "__metadata__");
     if (metadata && !json_is_object(metadata)) return sft_format("__metadata__ is not an object");
     json_object_foreach(metadata, key, value)
@@ -2734,16 +2740,15 @@ static char *sft__safetensors_parse(SftSafetensors *f) {
     f->tensor = SFT_NEW(SftFileTensor, json_object_size(f->header));
     json_object_foreach(f->header, name, entry) {
         if (entry == metadata) continue;
-        char *wrong = sft__safetensors_entry(&f->tensor[f->n++], name, entry, data, size);
+        char *wrong = sft__safetensors_entry(&f->tensor[f->n++], name, entry, data, (size_t)(end - data));
         if (wrong) return wrong;
     }
     qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_place);
-    for (int64_t i = 0; i < f->n; i++) {
+    for (int64_t i = 0; i < f->n; data += f->tensor[i++].bytes)
         if (f->tensor[i].data != data)
-            return sft_format("tensor %s %s", f->tensor[i].name, f->tensor[i].data < data ? "overlaps the one before it" : "comes after a hole in the data");
-        data += f->tensor[i].bytes;
-    }
-    if (data != f->map + f->bytes) return sft_format("%zu bytes after the last tensor", (size_t)(f->map + f->bytes - data));
+            return sft_format("tensor %s %s", f->tensor[i].name, f->tensor[i].data < data ? "overlaps the one before it"
+                                                                                         : "comes after a hole in the data");
+    if (data != end) return sft_format("%zu bytes after the last tensor", (size_t)(end - data));
     qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_name);
     return NULL;
 }
@@ -2772,125 +2777,132 @@ void sft_safetensors_close(SftSafetensors *f) {
 }
 
 // safetensors, writing
-static json_t *sft__safetensors_header(const SftFileTensor *tensor, int64_t n, json_t *metadata) {
+static char *sft__safetensors_header(const SftFileTensor *tensor, int64_t n, json_t *metadata) {
     json_t *header = json_object();
     if (metadata) json_object_set(header, "__metadata__", metadata);
-    int64_t at = 0;
+    json_int_t at = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t bytes = sft__tensor_bytes(&tensor[i]);
-        if (bytes < 0 || json_object_get(header, tensor[i].name))
-            sft_die(SFT_BROKEN, "tensor %s cannot be written: %s", tensor[i].name, bytes < 0 ? "its dtype or shape has no size" : "its name comes twice");
+        bool twice = json_object_get(header, tensor[i].name) != NULL;
+        if (bytes < 0 || twice)
+            sft_die(SFT_BROKEN, "tensor %s cannot be written: %s", tensor[i].name,
+                    twice ? "its name comes twice" : "its dtype or shape has no size");
         json_t *shape = json_array();
         for (int d = 0; d < tensor[i].dims; d++) json_array_append_new(shape, json_integer(tensor[i].dim[d]));
-        json_object_set_new(header, tensor[i].name, json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor[i].dtype, "shape", shape,
-                                                              "data_offsets", (json_int_t)at, (json_int_t)(at + bytes)));
+        json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor[i].dtype, "shape", shape, "data_offsets", at, at + bytes);
+        json_object_set_new(header, tensor[i].name, entry);
         at += bytes;
     }
-    return header;
-}
-
-static bool sft__write(int fd, const void *data, size_t bytes) {
-    for (size_t at = 0; at < bytes;) {
-        ssize_t n = write(fd, (const char *)data + at, SFT_MIN(bytes - at, (size_t)1 << 26));
-        if (n < 0 && errno != EINTR) return false;
-        if (n > 0) at += (size_t)n;
-    }
-    return true;
+    char *text = json_dumps(header, JSON_COMPACT);
+    if (!text) sft_die(SFT_BROKEN, "the name of a tensor is not UTF-8");
+    json_decref(header);
+    return text;
 }
 
 void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, json_t *metadata, SftFill *fill, void *arg) {
-    json_t *json = sft__safetensors_header(tensor, n, metadata);
-    char *text = json_dumps(json, JSON_COMPACT), *temporary = sft_format("%s.tmp%ld", path, (long)getpid());
-    json_decref(json);
-    if (!text) sft_die(SFT_BROKEN, "cannot write %s: a tensor's name is not UTF-8", path);
-    uint64_t length = (strlen(text) + 7) / 8 * 8; // the data begins on a multiple of 8
-    char *header = (char *)sft_alloc(8 + length);
-    for (int i = 0; i < 8; i++) header[i] = (char)(length >> 8 * i);
-    memset(header + 8, ' ', length);
-    memcpy(header + 8, text, strlen(text));
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = fd >= 0 && sft__write(fd, header, 8 + length);
+    char *header = sft__safetensors_header(tensor, n, metadata), *temporary = sft_format("%s.tmp%ld", path, (long)getpid());
+    uint64_t length = (strlen(header) + 7) / 8 * 8; // the data begins on a multiple of 8
+    FILE *file = fopen(temporary, "wb");
+    for (int i = 0; file && i < 8; i++) putc((int)(length >> 8 * i & 255), file);
+    bool good = file && fprintf(file, "%-*s", (int)length, header) >= 0;
     for (int64_t i = 0; good && i < n; i++) {
         size_t bytes = (size_t)sft__tensor_bytes(&tensor[i]);
         if (tensor[i].data || !bytes) {
-            good = sft__write(fd, tensor[i].data, bytes);
+            good = !bytes || fwrite(tensor[i].data, 1, bytes, file) == bytes;
             continue;
         }
-        int64_t rows = tensor[i].dims ? tensor[i].dim[0] : 1, step = SFT_MAX(1, (int64_t)((4 << 20) / (bytes / (size_t)rows)));
-        char *piece = (char *)sft_alloc((size_t)SFT_MIN(step, rows) * (bytes / (size_t)rows));
-        for (int64_t r = 0; good && r < rows; r += step) {
-            int64_t now = SFT_MIN(step, rows - r);
-            fill(arg, i, r, now, piece);
-            good = sft__write(fd, piece, (size_t)now * (bytes / (size_t)rows));
+        int64_t rows = tensor[i].dims ? tensor[i].dim[0] : 1; // so many at a time that they are about 4 MB
+        size_t row = bytes / (size_t)rows, step = SFT_MIN(SFT_MAX((size_t)(4 << 20) / row, 1), (size_t)rows);
+        char *piece = (char *)sft_alloc(step * row);
+        for (int64_t r = 0; good && r < rows; r += (int64_t)step) {
+            size_t now = SFT_MIN(step, (size_t)(rows - r));
+            fill(arg, i, r, (int64_t)now, piece);
+            good = fwrite(piece, row, now, file) == now;
         }
         free(piece);
     }
-    good = good && fsync(fd) == 0;
+    good = good && fflush(file) == 0 && fsync(fileno(file)) == 0;
     int reason = errno;
-    if (fd >= 0 && close(fd) && good) good = false, reason = errno;
+    if (file && fclose(file) && good) good = false, reason = errno;
     if (good && rename(temporary, path)) good = false, reason = errno;
     if (!good) {
         unlink(temporary);
         sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(reason));
     }
-    free(text), free(header), free(temporary);
+    free(header), free(temporary);
 }
 
-#define SFT__STANDARD(more) "{\"num_hidden_layers\":32,\"num_attention_heads\":32,\"hidden_size\":4096,\"hidden_act\":\"silu\"," \
-    "\"initializer_range\":0.02,\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":false," more "}"
-
-/* Where a file's tensor goes. `#` is the layer. Its rows are those of up to three slots: one after another, or (grouped)
-   for each kv head its q heads, then k, then v. Transposed: the file holds [in, out]. */
+/* Families. Where a file's tensor goes (`#` is the layer): its rows are those of up to three slots, one after another or,
+   grouped, for each kv head its q heads, then k, then v. Transposed: the file holds [in, out]. */
 typedef struct { const char *name; SftSlot slot[3]; bool transposed, grouped; } SftHfTensor;
 #define SFT__SAME(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, false, false}
 #define SFT__CONV(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, true, false}
-#define SFT__QKV(name, p, transposed, grouped) {name, {SFT_SLOT_q_##p, SFT_SLOT_k_##p, SFT_SLOT_v_##p}, transposed, grouped}
+#define SFT__QKV(name, p, conv, grouped) {name, {SFT_SLOT_q_##p, SFT_SLOT_k_##p, SFT_SLOT_v_##p}, conv, grouped}
+// clang-format off
+#define L "transformer.h.#."
 static const SftHfTensor sft__gpt2[] = {
-    SFT__SAME("transformer.wte.weight", wte),                   SFT__SAME("transformer.wpe.weight", wpe),
-    SFT__SAME("transformer.h.#.ln_1.weight", norm1_w),          SFT__SAME("transformer.h.#.ln_1.bias", norm1_b),
-    SFT__QKV("transformer.h.#.attn.c_attn.weight", w, true, false), SFT__QKV("transformer.h.#.attn.c_attn.bias", b, false, false),
-    SFT__CONV("transformer.h.#.attn.c_proj.weight", o_w),      SFT__SAME("transformer.h.#.attn.c_proj.bias", o_b),
-    SFT__SAME("transformer.h.#.ln_2.weight", norm2_w),          SFT__SAME("transformer.h.#.ln_2.bias", norm2_b),
-    SFT__CONV("transformer.h.#.mlp.c_fc.weight", up_w),        SFT__SAME("transformer.h.#.mlp.c_fc.bias", up_b),
-    SFT__CONV("transformer.h.#.mlp.c_proj.weight", down_w),    SFT__SAME("transformer.h.#.mlp.c_proj.bias", down_b),
-    SFT__SAME("transformer.ln_f.weight", norm_w),               SFT__SAME("transformer.ln_f.bias", norm_b),
+    SFT__SAME("transformer.wte.weight", wte),           SFT__SAME("transformer.wpe.weight", wpe),
+    SFT__SAME(L "ln_1.weight", norm1_w),                SFT__SAME(L "ln_1.bias", norm1_b),
+    SFT__QKV(L "attn.c_attn.weight", w, true, false),   SFT__QKV(L "attn.c_attn.bias", b, false, false),
+    SFT__CONV(L "attn.c_proj.weight", o_w),             SFT__SAME(L "attn.c_proj.bias", o_b),
+    SFT__SAME(L "ln_2.weight", norm2_w),                SFT__SAME(L "ln_2.bias", norm2_b),
+    SFT__CONV(L "mlp.c_fc.weight", up_w),               SFT__SAME(L "mlp.c_fc.bias", up_b),
+    SFT__CONV(L "mlp.c_proj.weight", down_w),           SFT__SAME(L "mlp.c_proj.bias", down_b),
+    SFT__SAME("transformer.ln_f.weight", norm_w),       SFT__SAME("transformer.ln_f.bias", norm_b),
     SFT__SAME("lm_head.weight", head_w)};
+#undef L
+#define L "model.layers.#."
 static const SftHfTensor sft__llama[] = {
-    SFT__SAME("model.embed_tokens.weight", wte),                SFT__SAME("model.layers.#.input_layernorm.weight", norm1_w),
-    SFT__SAME("model.layers.#.self_attn.q_proj.weight", q_w),   SFT__SAME("model.layers.#.self_attn.q_proj.bias", q_b),
-    SFT__SAME("model.layers.#.self_attn.k_proj.weight", k_w),   SFT__SAME("model.layers.#.self_attn.k_proj.bias", k_b),
-    SFT__SAME("model.layers.#.self_attn.v_proj.weight", v_w),   SFT__SAME("model.layers.#.self_attn.v_proj.bias", v_b),
-    SFT__SAME("model.layers.#.self_attn.o_proj.weight", o_w),   SFT__SAME("model.layers.#.self_attn.o_proj.bias", o_b),
-    SFT__SAME("model.layers.#.self_attn.q_norm.weight", q_norm), SFT__SAME("model.layers.#.self_attn.k_norm.weight", k_norm),
-    SFT__SAME("model.layers.#.post_attention_layernorm.weight", norm2_w),
-    SFT__SAME("model.layers.#.mlp.gate_proj.weight", gate_w),   SFT__SAME("model.layers.#.mlp.gate_proj.bias", gate_b),
-    SFT__SAME("model.layers.#.mlp.up_proj.weight", up_w),       SFT__SAME("model.layers.#.mlp.up_proj.bias", up_b),
-    SFT__SAME("model.layers.#.mlp.down_proj.weight", down_w),   SFT__SAME("model.layers.#.mlp.down_proj.bias", down_b),
-    SFT__SAME("model.norm.weight", norm_w),                     SFT__SAME("lm_head.weight", head_w)};
+    SFT__SAME("model.embed_tokens.weight", wte),        SFT__SAME(L "input_layernorm.weight", norm1_w),
+    SFT__SAME(L "self_attn.q_proj.weight", q_w),        SFT__SAME(L "self_attn.q_proj.bias", q_b),
+    SFT__SAME(L "self_attn.k_proj.weight", k_w),        SFT__SAME(L "self_attn.k_proj.bias", k_b),
+    SFT__SAME(L "self_attn.v_proj.weight", v_w),        SFT__SAME(L "self_attn.v_proj.bias", v_b),
+    SFT__SAME(L "self_attn.o_proj.weight", o_w),        SFT__SAME(L "self_attn.o_proj.bias", o_b),
+    SFT__SAME(L "self_attn.q_norm.weight", q_norm),     SFT__SAME(L "self_attn.k_norm.weight", k_norm),
+    SFT__SAME(L "post_attention_layernorm.weight", norm2_w),
+    SFT__SAME(L "mlp.gate_proj.weight", gate_w),        SFT__SAME(L "mlp.gate_proj.bias", gate_b),
+    SFT__SAME(L "mlp.up_proj.weight", up_w),            SFT__SAME(L "mlp.up_proj.bias", up_b),
+    SFT__SAME(L "mlp.down_proj.weight", down_w),        SFT__SAME(L "mlp.down_proj.bias", down_b),
+    SFT__SAME("model.norm.weight", norm_w),             SFT__SAME("lm_head.weight", head_w)};
 static const SftHfTensor sft__internlm2[] = {
-    SFT__SAME("model.tok_embeddings.weight", wte),              SFT__SAME("model.layers.#.attention_norm.weight", norm1_w),
-    SFT__QKV("model.layers.#.attention.wqkv.weight", w, false, true), SFT__QKV("model.layers.#.attention.wqkv.bias", b, false, true),
-    SFT__SAME("model.layers.#.attention.wo.weight", o_w),       SFT__SAME("model.layers.#.attention.wo.bias", o_b),
-    SFT__SAME("model.layers.#.ffn_norm.weight", norm2_w),       SFT__SAME("model.layers.#.feed_forward.w1.weight", gate_w),
-    SFT__SAME("model.layers.#.feed_forward.w3.weight", up_w),   SFT__SAME("model.layers.#.feed_forward.w2.weight", down_w),
-    SFT__SAME("model.norm.weight", norm_w),                     SFT__SAME("output.weight", head_w)};
+    SFT__SAME("model.tok_embeddings.weight", wte),      SFT__SAME(L "attention_norm.weight", norm1_w),
+    SFT__QKV(L "attention.wqkv.weight", w, false, true), SFT__QKV(L "attention.wqkv.bias", b, false, true),
+    SFT__SAME(L "attention.wo.weight", o_w),            SFT__SAME(L "attention.wo.bias", o_b),
+    SFT__SAME(L "ffn_norm.weight", norm2_w),            SFT__SAME(L "feed_forward.w1.weight", gate_w),
+    SFT__SAME(L "feed_forward.w3.weight", up_w),        SFT__SAME(L "feed_forward.w2.weight", down_w),
+    SFT__SAME("model.norm.weight", norm_w),             SFT__SAME("output.weight", head_w)};
+#undef L
+// clang-format on
 
 /* Standard values: those of the classes in transformers 5.24, and of InternLM2's own configuration_internlm2.py. A key
-   that a family does not list, it does not have. */
-#define SFT__QWEN "\"vocab_size\":151936,\"intermediate_size\":22016,\"num_key_value_heads\":32,\"max_position_embeddings\":32768," \
-    "\"bos_token_id\":null,\"eos_token_id\":null,\"use_sliding_window\":false,\"sliding_window\":4096,\"max_window_layers\":28,\"layer_types\":null,"
-static const struct SftFamily { const char *name, *standard; const SftHfTensor *tensor; int tensors; bool gpt2, qkv_bias, qk_norm; } sft__families[] = {
-    {"gpt2", "{\"vocab_size\":50257,\"n_embd\":768,\"n_inner\":null,\"n_layer\":12,\"n_head\":12,\"n_positions\":1024,\"activation_function\":\"gelu_new\","
-     "\"layer_norm_epsilon\":1e-5,\"initializer_range\":0.02,\"tie_word_embeddings\":true,\"bos_token_id\":50256,\"eos_token_id\":50256,"
-     "\"scale_attn_weights\":true,\"scale_attn_by_inverse_layer_idx\":false}", sft__gpt2, SFT_COUNT(sft__gpt2), true, true, false},
-    {"llama", SFT__STANDARD("\"vocab_size\":32000,\"intermediate_size\":11008,\"num_key_value_heads\":null,\"head_dim\":null,\"max_position_embeddings\":2048,"
-     "\"bos_token_id\":1,\"eos_token_id\":2,\"attention_bias\":false,\"mlp_bias\":false"), sft__llama, SFT_COUNT(sft__llama), false, false, false},
-    {"mistral", SFT__STANDARD("\"vocab_size\":32000,\"intermediate_size\":14336,\"num_key_value_heads\":8,\"head_dim\":null,\"max_position_embeddings\":131072,"
-     "\"bos_token_id\":1,\"eos_token_id\":2,\"sliding_window\":4096"), sft__llama, SFT_COUNT(sft__llama), false, false, false},
-    {"qwen2", SFT__STANDARD(SFT__QWEN "\"head_dim\":null"), sft__llama, SFT_COUNT(sft__llama), false, true, false},
-    {"qwen3", SFT__STANDARD(SFT__QWEN "\"head_dim\":128,\"attention_bias\":false"), sft__llama, SFT_COUNT(sft__llama), false, false, true},
-    {"internlm2", SFT__STANDARD("\"vocab_size\":103168,\"intermediate_size\":11008,\"num_key_value_heads\":null,\"max_position_embeddings\":2048,"
-     "\"bos_token_id\":1,\"eos_token_id\":2,\"bias\":true"), sft__internlm2, SFT_COUNT(sft__internlm2), false, false, false}};
+   that a family does not list, it does not have. Single quotes stand for double ones. */
+#define SFT__ALL "'num_hidden_layers':32,'num_attention_heads':32,'hidden_size':4096,'hidden_act':'silu'," \
+                 "'initializer_range':0.02,'rms_norm_eps':1e-6,'tie_word_embeddings':false,"
+#define SFT__QWEN SFT__ALL "'vocab_size':151936,'intermediate_size':22016,'num_key_value_heads':32," \
+                           "'max_position_embeddings':32768,'bos_token_id':null,'eos_token_id':null," \
+                           "'use_sliding_window':false,'sliding_window':4096,'max_window_layers':28,'layer_types':null,"
+static const struct SftFamily {
+    const char *name;
+    const SftHfTensor *tensor;
+    int tensors;
+    bool gpt2, qkv_bias, qk_norm;
+    const char *standard;
+} sft__families[] = {
+    {"gpt2", sft__gpt2, SFT_COUNT(sft__gpt2), true, true, false,
+     "{'vocab_size':50257,'n_embd':768,'n_inner':null,'n_layer':12,'n_head':12,'n_positions':1024,'initializer_range':0.02,"
+     "'activation_function':'gelu_new','layer_norm_epsilon':1e-5,'tie_word_embeddings':true,'bos_token_id':50256,"
+     "'eos_token_id':50256,'scale_attn_weights':true,'scale_attn_by_inverse_layer_idx':false}"},
+    {"llama", sft__llama, SFT_COUNT(sft__llama), false, false, false,
+     "{" SFT__ALL "'vocab_size':32000,'intermediate_size':11008,'num_key_value_heads':null,'head_dim':null,"
+     "'max_position_embeddings':2048,'bos_token_id':1,'eos_token_id':2,'attention_bias':false,'mlp_bias':false}"},
+    {"mistral", sft__llama, SFT_COUNT(sft__llama), false, false, false,
+     "{" SFT__ALL "'vocab_size':32000,'intermediate_size':14336,'num_key_value_heads':8,'head_dim':null,"
+     "'max_position_embeddings':131072,'bos_token_id':1,'eos_token_id':2,'sliding_window':4096}"},
+    {"qwen2", sft__llama, SFT_COUNT(sft__llama), false, true, false, "{" SFT__QWEN "'head_dim':null}"},
+    {"qwen3", sft__llama, SFT_COUNT(sft__llama), false, false, true, "{" SFT__QWEN "'head_dim':128,'attention_bias':false}"},
+    {"internlm2", sft__internlm2, SFT_COUNT(sft__internlm2), false, false, false,
+     "{" SFT__ALL "'vocab_size':103168,'intermediate_size':11008,'num_key_value_heads':null,"
+     "'max_position_embeddings':2048,'bos_token_id':1,'eos_token_id':2,'bias':true}"}};
 
 static const struct SftFamily *sft__family(const char *name) {
     for (int i = 0; i < SFT_COUNT(sft__families); i++)
@@ -2899,7 +2911,7 @@ static const struct SftFamily *sft__family(const char *name) {
 }
 
 // Reading config.json: a key's value is the file's, else the family's standard one.
-typedef struct { const char *path; json_t *json, *standard; const char *family; } SftKeys;
+typedef struct { const char *path, *family; json_t *json, *standard; } SftKeys;
 
 SFT_NORETURN static void sft__bad_key(const SftKeys *k, const char *key, json_t *value, const char *expected) {
     char *text = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
@@ -2908,9 +2920,10 @@ SFT_NORETURN static void sft__bad_key(const SftKeys *k, const char *key, json_t 
 
 // GPT-2 has its own words for what the others call *key. NULL: null, or neither in the file nor a key of the family.
 static json_t *sft__key(const SftKeys *k, const char **key) {
-    static const char *gpt2[][2] = {{"hidden_size", "n_embd"},        {"intermediate_size", "n_inner"},  {"num_hidden_layers", "n_layer"},
-                                    {"num_attention_heads", "n_head"}, {"hidden_act", "activation_function"}, {"rms_norm_eps", "layer_norm_epsilon"},
-                                    {"max_position_embeddings", "n_positions"}};
+    static const char *gpt2[][2] = {
+        {"hidden_size", "n_embd"},        {"intermediate_size", "n_inner"},      {"num_hidden_layers", "n_layer"},
+        {"num_attention_heads", "n_head"}, {"hidden_act", "activation_function"}, {"rms_norm_eps", "layer_norm_epsilon"},
+        {"max_position_embeddings", "n_positions"}};
     for (int i = 0; i < SFT_COUNT(gpt2); i++)
         if (!strcmp(*key, gpt2[i][0]) && json_object_get(k->standard, gpt2[i][1])) *key = gpt2[i][1];
     json_t *value = json_object_get(k->json, *key);
@@ -2918,13 +2931,14 @@ static json_t *sft__key(const SftKeys *k, const char **key) {
     return json_is_null(value) ? NULL : value;
 }
 
-// A number from low to high; `fallback` where there is none. A key that the family does not have must say the same.
+// A number from low to high, `fallback` where there is none. A key that the family does not have must say the same.
 static double sft__number(const SftKeys *k, const char *key, double fallback, double low, double high, bool whole) {
     json_t *value = sft__key(k, &key);
     double x = value ? json_number_value(value) : fallback;
     char words[160];
     snprintf(words, sizeof words, "%s from %.10g to %.10g", whole ? "a whole number" : "a number", low, high);
-    if ((value && !(whole ? json_is_integer(value) : json_is_number(value))) || !(x >= low && x <= high)) sft__bad_key(k, key, value, words);
+    bool kind = !value || (whole ? json_is_integer(value) : json_is_number(value));
+    if (!kind || !(x >= low && x <= high)) sft__bad_key(k, key, value, words);
     snprintf(words, sizeof words, "%.10g, as every %s model", fallback, k->family);
     if (x != fallback && k->standard && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, words);
     return x;
@@ -2936,7 +2950,7 @@ static bool sft__flag(const SftKeys *k, const char *key, bool fallback) {
     json_t *value = sft__key(k, &key);
     if (value && !json_is_boolean(value)) sft__bad_key(k, key, value, "true or false");
     bool flag = value ? json_is_true(value) : fallback;
-    if (flag != fallback && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, fallback ? "true" : "false");
+    if (flag != fallback && k->standard && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, fallback ? "true" : "false");
     return flag;
 }
 
@@ -2944,13 +2958,13 @@ static bool sft__flag(const SftKeys *k, const char *key, bool fallback) {
 static void sft__arch_rope(SftArch *a, const SftKeys *k) {
     static const char *types[] = {[SFT_ROPE_PLAIN] = "default", [SFT_ROPE_LINEAR] = "linear", [SFT_ROPE_DYNAMIC] = "dynamic",
                                   [SFT_ROPE_LLAMA3] = "llama3", [SFT_ROPE_YARN] = "yarn"};
-    const char *key = "rope_scaling";
+    const char *key = "rope_scaling", *inner;
     json_t *rope = sft__key(k, &key), *value;
     if (!rope || (json_is_object(rope) && !json_object_size(rope))) key = "rope_parameters", rope = sft__key(k, &key);
     if (rope && !json_is_object(rope)) sft__bad_key(k, key, rope, "an object");
-    json_object_foreach(rope, key, value)
-        if (json_is_object(value)) sft__bad_key(k, key, value, "RoPE parameters that hold for all layers");
-    SftKeys r = {k->path, rope, NULL, k->family}, top = {k->path, k->json, NULL, k->family};
+    json_object_foreach(rope, inner, value)
+        if (json_is_object(value)) sft__bad_key(k, inner, value, "RoPE parameters that hold for all layers");
+    SftKeys r = {k->path, k->family, rope, NULL}, top = {k->path, k->family, k->json, NULL};
     a->rope_theta = sft__number(&r, "rope_theta", sft__number(&top, "rope_theta", 10000, 1.001, 1e30, false), 1.001, 1e30, false);
     sft__number(&r, "partial_rotary_factor", sft__number(&top, "partial_rotary_factor", 1, 1, 1, false), 1, 1, false);
     json_t *type = json_object_get(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type");
@@ -2958,61 +2972,59 @@ static void sft__arch_rope(SftArch *a, const SftKeys *k) {
     for (int i = SFT_ROPE_PLAIN; i <= SFT_ROPE_YARN; i++)
         if (name && !strcmp(name, types[i])) a->rope = (SftRopeType)i;
     if (!a->rope) sft__bad_key(k, "rope_type", type, "\"default\", \"linear\", \"dynamic\", \"llama3\" or \"yarn\"");
-    bool yarn = a->rope == SFT_ROPE_YARN, scaled = yarn || a->rope == SFT_ROPE_LLAMA3;
     a->rope_factor = a->rope_attention = 1;
-    a->rope_original = (double)a->P; // the length that Dynamic scaling starts from
-    if (scaled) {
-        a->rope_original = sft__number(&r, "original_max_position_embeddings", (double)a->P, 1, 1e12, true);
-        a->rope_original = sft__number(&top, "original_max_position_embeddings", a->rope_original, 1, 1e12, true);
-    }
-    if (a->rope != SFT_ROPE_PLAIN) a->rope_factor = sft__number(&r, "factor", yarn ? (double)a->P / a->rope_original : 0, 1e-3, 1e6, false);
-    if (a->rope == SFT_ROPE_DYNAMIC && a->D <= 2) sft__bad_key(k, "rope_type", type, "another type: \"dynamic\" has no meaning for heads of size 2");
+    a->rope_original = (double)a->P;
+    bool yarn = a->rope == SFT_ROPE_YARN;
+    if (yarn || a->rope == SFT_ROPE_LLAMA3) // written beside the RoPE parameters it wins, as in transformers
+        for (int i = 0; i < 2; i++)
+            a->rope_original = sft__number(i ? &top : &r, "original_max_position_embeddings", a->rope_original, 1, 1e12, true);
+    if (a->rope != SFT_ROPE_PLAIN)
+        a->rope_factor = sft__number(&r, "factor", yarn ? (double)a->P / a->rope_original : 0, 1e-3, 1e6, false);
+    if (a->rope == SFT_ROPE_DYNAMIC && a->D <= 2) sft__bad_key(k, "rope_type", type, "another one: heads of size 2 have no dynamic RoPE");
     if (a->rope == SFT_ROPE_LLAMA3) {
         a->rope_low = sft__number(&r, "low_freq_factor", 0, 1e-6, 1e6, false);
         a->rope_high = sft__number(&r, "high_freq_factor", 0, 1e-6, 1e6, false);
-        if (a->rope_high <= a->rope_low) sft__bad_key(k, "high_freq_factor", json_object_get(rope, "high_freq_factor"), "more than low_freq_factor");
+        if (a->rope_high <= a->rope_low)
+            sft__bad_key(k, "high_freq_factor", json_object_get(rope, "high_freq_factor"), "more than low_freq_factor");
     }
     if (!yarn) return;
     double mscale = sft__number(&r, "mscale", 0, 0, 1e6, false), all = sft__number(&r, "mscale_all_dim", 0, 0, 1e6, false);
     double grows = a->rope_factor > 1 ? 0.1 * log(a->rope_factor) : 0; // YaRN (Peng et al. 2023), equation 22
     a->rope_attention = mscale && all ? (mscale * grows + 1) / (all * grows + 1) : grows + 1;
-    a->rope_attention = sft__number(&r, "attention_factor", a->rope_attention, 0, 1e6, false);
-    a->rope_beta_fast = sft__number(&r, "beta_fast", 32, 0, 1e6, false);
-    a->rope_beta_slow = sft__number(&r, "beta_slow", 1, 0, 1e6, false);
-    if (!a->rope_beta_fast) a->rope_beta_fast = 32; // 0 stands for the standard value, as in transformers
-    if (!a->rope_beta_slow) a->rope_beta_slow = 1;
-    value = json_object_get(rope, "truncate");
-    if (value && !json_is_boolean(value)) sft__bad_key(k, "truncate", value, "true or false");
-    a->rope_truncate = !json_is_false(value);
+    a->rope_attention = sft__number(&r, "attention_factor", a->rope_attention, 1e-6, 1e6, false);
+    a->rope_beta_fast = sft__number(&r, "beta_fast", 32, 1e-6, 1e6, false);
+    a->rope_beta_slow = sft__number(&r, "beta_slow", 1, 1e-6, 1e6, false);
+    a->rope_truncate = sft__flag(&r, "truncate", true);
 }
 
-// Which layers have a sliding window: all of them (Mistral), or those from one on (Qwen), or none.
+// Which layers have a sliding window: all of them (Mistral), those from one on (Qwen), or none.
 static void sft__arch_window(SftArch *a, const SftKeys *k) {
     bool qwen = json_object_get(k->standard, "max_window_layers") != NULL;
-    const char *key = "layer_types";
-    json_t *types = sft__key(k, &key), *type;
     bool on = qwen ? sft__flag(k, "use_sliding_window", false) : json_object_get(k->standard, "sliding_window") != NULL;
     if (on) a->window = (int64_t)sft__number(k, "sliding_window", 0, 0, 1 << 30, true);
     if (on && qwen) a->window_from = (int64_t)sft__number(k, "max_window_layers", 0, 0, 1 << 30, true);
+    const char *key = "layer_types";
+    json_t *types = sft__key(k, &key), *type;
     if (!types) return;
     if (json_array_size(types) != (size_t)a->L) sft__bad_key(k, key, types, "a list with an entry for each layer");
-    int64_t from = a->L;
+    int64_t from = a->L; // the first layer that slides
     size_t i;
     json_array_foreach(types, i, type) {
-        bool slides = json_is_string(type) && !strcmp(json_string_value(type), "sliding_attention");
+        const char *name = json_is_string(type) ? json_string_value(type) : "";
+        bool slides = !strcmp(name, "sliding_attention");
         if (slides && from == a->L) from = (int64_t)i;
-        if (!slides && (from < a->L || !json_is_string(type) || strcmp(json_string_value(type), "full_attention")))
+        if (!slides && (from < a->L || strcmp(name, "full_attention")))
             sft__bad_key(k, key, types, "\"full_attention\" layers, then \"sliding_attention\" layers");
     }
     if (qwen && on) a->window_from = from;
     if (from != (a->window ? SFT_MIN(a->window_from, a->L) : a->L)) sft__bad_key(k, key, types, "what sliding_window says");
 }
 
-static void sft__arch_eos(SftArch *a, const SftKeys *k) {
+static void sft__arch_eos(SftArch *a, const SftKeys *k) { // adds the ids that are new
     const char *key = "eos_token_id";
-    json_t *value = sft__key(k, &key), *id;
-    for (size_t i = 0; i < (json_is_array(value) ? json_array_size(value) : value ? 1 : 0); i++) {
-        id = json_is_array(value) ? json_array_get(value, i) : value;
+    json_t *value = sft__key(k, &key);
+    for (size_t i = 0; i < (json_is_array(value) ? json_array_size(value) : value != NULL); i++) {
+        json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
         json_int_t x = json_integer_value(id);
         if (!json_is_integer(id) || x < 0 || x > INT32_MAX) sft__bad_key(k, key, value, "a token id, or a list of them");
         bool there = false;
@@ -3024,14 +3036,15 @@ static void sft__arch_eos(SftArch *a, const SftKeys *k) {
 
 // What would change the result and is not done here, whatever the family.
 static void sft__arch_refuse(const SftKeys *k) {
-    static const char *keys[] = {"add_cross_attention", "is_encoder_decoder", "num_experts", "num_local_experts", "n_routed_experts", "use_mrope", "no_rope_layers",
-                                 "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning", "logit_scale", "attention_multiplier",
-                                 "embedding_multiplier", "residual_multiplier", "logits_scaling"};
+    static const char *keys[] = {
+        "add_cross_attention", "is_encoder_decoder", "num_experts", "num_local_experts", "n_routed_experts", "use_mrope",
+        "no_rope_layers", "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning", "logit_scale",
+        "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"};
     json_t *value = json_object_get(k->json, "quantization_config");
     if (value && !json_is_null(value)) sft__bad_key(k, "quantization_config", value, "none: the weights must be fp32, bf16 or fp16");
     for (int i = 0; i < SFT_COUNT(keys); i++) {
         value = json_object_get(k->json, keys[i]);
-        bool off = !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0);
+        bool off = !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && !json_number_value(value));
         if (!off) sft__bad_key(k, keys[i], value, "it to be off: this is not supported");
     }
 }
@@ -3043,15 +3056,18 @@ static void sft__arch_sizes(SftArch *a, const SftKeys *k) {
     a->P = sft__whole(k, "max_position_embeddings", 0, 1 << 30);
     a->H = sft__whole(k, "num_attention_heads", 0, 1 << 16);
     a->K = sft__whole(k, "num_key_value_heads", a->H, 1 << 16);
-    if (a->H % a->K)
-        sft_die(SFT_BAD_INPUT, "%s: %lld attention heads cannot share %lld key/value heads: expected a multiple", k->path, (long long)a->H, (long long)a->K);
+    a->F = sft__whole(k, "intermediate_size", 4 * a->C, 1 << 28);
     a->D = (int64_t)sft__number(k, "head_dim", (double)(a->C / a->H), 0, 1 << 24, true);
     const char *key = "head_dim";
+    if (a->H % a->K)
+        sft_die(SFT_BAD_INPUT, "%s: %lld attention heads cannot share %lld key/value heads: expected a multiple", k->path,
+                (long long)a->H, (long long)a->K);
     if (!sft__key(k, &key) && a->C % a->H)
         sft_die(SFT_BAD_INPUT, "%s: a hidden size of %lld does not divide into %lld heads", k->path, (long long)a->C, (long long)a->H);
     if (a->D < 1 || (a->D % 2 && !a->learned_positions))
         sft_die(SFT_BAD_INPUT, "%s: heads of size %lld: expected a positive even number, for RoPE", k->path, (long long)a->D);
-    a->F = sft__whole(k, "intermediate_size", 4 * a->C, 1 << 28);
+    double block = (double)a->C * (double)(a->H * a->D + a->F), ends = (double)(a->V + a->P) * (double)a->C;
+    if (block * (double)a->L + ends > 1e15) sft_die(SFT_BAD_INPUT, "%s: the sizes of a model with more than 1e15 parameters", k->path);
 }
 
 SftArch sft_arch(const char *folder) {
@@ -3060,14 +3076,16 @@ SftArch sft_arch(const char *folder) {
     sft_path(path, folder, "config.json");
     if (!sft_exists(path)) sft_die(SFT_BAD_INPUT, "%s is not there: expected a Hugging Face model folder", path);
     a->json = sft_json_file(path);
-    const char *type = json_string_value(json_object_get(a->json, "model_type")), *key = "hidden_act";
+    const char *key = "model_type", *type = json_string_value(json_object_get(a->json, key));
     const struct SftFamily *family = type ? sft__family(type) : NULL;
-    SftKeys keys = {path, a->json, NULL, type}, *k = &keys;
-    for (int i = 0; i < SFT_COUNT(sft__families); i++) strcat(strcat(names, i ? ", " : ""), sft__families[i].name);
-    if (!family) sft_die(SFT_BAD_INPUT, "%s: \"model_type\" is %s%.100s%s: supported are %s", path, type ? "\"" : "", type ? type : "missing", type ? "\"" : "", names);
+    SftKeys keys = {path, type, a->json, NULL}, *k = &keys;
+    for (int i = 0; i < SFT_COUNT(sft__families); i++) strcat(strcat(names, i ? ", " : "one of "), sft__families[i].name);
+    if (!family) sft__bad_key(k, key, json_object_get(a->json, key), names);
     snprintf(a->family, sizeof a->family, "%s", type);
-    json_error_t error;
-    k->standard = json_loads(family->standard, 0, &error);
+    char *standard = sft_format("%s", family->standard);
+    for (char *c = standard; *c; c++) *c = *c == '\'' ? '"' : *c;
+    k->standard = json_loads(standard, 0, NULL);
+    free(standard);
     sft__arch_refuse(k);
     a->layernorm = a->learned_positions = family->gpt2;
     a->gated = !family->gpt2;
@@ -3079,28 +3097,26 @@ SftArch sft_arch(const char *folder) {
     a->qk_norm = family->qk_norm;
     a->tied = sft__flag(k, "tie_word_embeddings", false);
     a->norm_eps = (float)sft__number(k, "rms_norm_eps", 0, 0, 1, false);
-    a->init_std = sft__number(k, "initializer_range", 0.02, 0, 100, false);
+    a->init_std = sft__number(k, "initializer_range", 0, 0, 100, false);
     a->attn_scale = sft__flag(k, "scale_attn_weights", true) ? 1 / sqrtf((float)a->D) : 1;
     a->scale_by_layer = sft__flag(k, "scale_attn_by_inverse_layer_idx", false);
+    key = "hidden_act";
     json_t *value = sft__key(k, &key);
     const char *act = json_is_string(value) ? json_string_value(value) : "";
-    bool tanh = !strcmp(act, "gelu_new") || !strcmp(act, "gelu_pytorch_tanh") || !strcmp(act, "gelu_fast"), exact = !strcmp(act, "gelu");
+    bool tanh = !strcmp(act, "gelu_new") || !strcmp(act, "gelu_pytorch_tanh") || !strcmp(act, "gelu_fast");
     if (a->gated && strcmp(act, "silu") && strcmp(act, "swish")) sft__bad_key(k, key, value, "\"silu\"");
-    if (!a->gated && !tanh && !exact) sft__bad_key(k, key, value, "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"");
+    if (!a->gated && !tanh && strcmp(act, "gelu")) sft__bad_key(k, key, value, "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"");
     a->act = a->gated ? SFT_LINEAR : tanh ? SFT_GELU_TANH : SFT_GELU;
     if (!a->learned_positions) sft__arch_rope(a, k);
     sft__arch_window(a, k);
-    key = "bos_token_id", value = sft__key(k, &key);
-    if (value) a->bos = (int32_t)sft__number(k, key, 0, 0, INT32_MAX, true);
+    key = "bos_token_id";
+    if (sft__key(k, &key)) a->bos = (int32_t)sft__number(k, key, 0, 0, INT32_MAX, true);
     sft__arch_eos(a, k);
-    value = json_object_get(a->json, json_object_get(a->json, "dtype") ? "dtype" : "torch_dtype");
-    act = json_is_string(value) ? json_string_value(value) : "";
-    a->source_type = !strcmp(act, "bfloat16") ? SFT_BF16 : !strcmp(act, "float16") ? SFT_F16 : SFT_F32;
-    if ((double)a->V * (double)a->C + (double)a->L * (double)a->C * (double)(a->H * a->D + a->F) > 1e14)
-        sft_die(SFT_BAD_INPUT, "%s: sizes of a model with more than 1e14 parameters", path);
+    const char *dtype = json_string_value(json_object_get(a->json, json_object_get(a->json, "dtype") ? "dtype" : "torch_dtype"));
+    if (dtype) a->source_type = !strcmp(dtype, "bfloat16") ? SFT_BF16 : !strcmp(dtype, "float16") ? SFT_F16 : SFT_F32;
     json_decref(k->standard);
     if (sft_exists(sft_path(path, folder, "generation_config.json"))) {
-        SftKeys more = {path, sft_json_file(path), NULL, type};
+        SftKeys more = {path, type, sft_json_file(path), NULL};
         sft__arch_eos(a, &more);
         json_decref(more.json);
     }
@@ -3115,8 +3131,9 @@ void sft_arch_free(SftArch *a) {
 void sft_resize_vocab(SftArch *a, int64_t tokens, bool allowed) {
     if (tokens <= a->V) return;
     if (!allowed)
-        sft_die(SFT_BAD_INPUT, "the tokenizer has %lld ids and the model's embedding %lld rows: set \"resize_vocab\": true to add rows, or use the model's own tokenizer",
-                (long long)tokens, (long long)a->V);
+        sft_die(SFT_BAD_INPUT,
+                "the tokenizer has %lld ids and the model's embedding %lld rows: set \"resize_vocab\": true to add rows, "
+                "or use the model's own tokenizer", (long long)tokens, (long long)a->V);
     a->V = tokens;
     json_object_set_new(a->json, "vocab_size", json_integer(tokens));
 }
@@ -3133,11 +3150,9 @@ SftSlotInfo sft_slot(const SftArch *a, SftSlot slot) {
 }
 
 const char *sft_slot_name(SftSlot slot) {
-    static const char *names[] = {
 #define X(slot, ...) #slot,
-        SFT_TENSORS(X)
+    static const char *names[] = {SFT_TENSORS(X)};
 #undef X
-    };
     return names[slot];
 }
 
@@ -3150,10 +3165,10 @@ int64_t sft_parameters(const SftArch *a) {
     return n;
 }
 
-static const char *sft__hf_name(const char *pattern, int64_t layer, char out[256]) {
-    const char *mark = strchr(pattern, '#');
-    if (!mark) snprintf(out, 256, "%s", pattern);
-    else snprintf(out, 256, "%.*s%lld%s", (int)(mark - pattern), pattern, (long long)layer, mark + 1);
+static const char *sft__hf_name(const SftHfTensor *t, int64_t layer, char out[256]) {
+    const char *mark = strchr(t->name, '#');
+    if (!mark) snprintf(out, 256, "%s", t->name);
+    else snprintf(out, 256, "%.*s%lld%s", (int)(mark - t->name), t->name, (long long)layer, mark + 1);
     return out;
 }
 
@@ -3162,13 +3177,18 @@ const char *sft_hf_name(const SftArch *a, SftSlot slot, int64_t layer, char out[
     out[0] = 0;
     for (int i = 0; i < family->tensors; i++)
         for (int part = 0; part < 3; part++)
-            if (family->tensor[i].slot[part] == slot) sft__hf_name(family->tensor[i].name, layer, out);
+            if (family->tensor[i].slot[part] == slot) sft__hf_name(&family->tensor[i], layer, out);
     return out;
 }
 
 // Units
 void sft_units_open(SftModel *m) {
     const SftArch *a = &m->arch;
+    SftArena *mem = m->mem;
+    size_t size = sft_type_size(m->type);
+    if (m->trains && mem[SFT_MEM_WEIGHTS].base && (json_number_value(json_object_get(a->json, "resid_pdrop")) > 0 ||
+                                                   json_number_value(json_object_get(a->json, "attention_dropout")) > 0))
+        sft_note("config.json's dropout is not applied");
     m->units = a->L + 2;
     m->unit = SFT_NEW(SftUnit, m->units);
     for (int64_t i = 0; i < m->units; i++) {
@@ -3177,24 +3197,24 @@ void sft_units_open(SftModel *m) {
         for (int s = 0; s < SFT_SLOTS; s++) {
             SftSlotInfo t = sft_slot(a, (SftSlot)s);
             u->offset[s] = t.unit == u->kind && t.rows ? u->count : -1;
-            if (u->offset[s] < 0) continue;
-            u->count += t.rows * t.cols;
-            if (t.decay) u->decayed = u->count;
+            if (u->offset[s] >= 0) u->count += t.rows * t.cols;
+            if (u->offset[s] >= 0 && t.decay) u->decayed = u->count;
         }
-        size_t n = (size_t)u->count;
-        u->weights = sft_take(&m->mem[SFT_MEM_WEIGHTS], n * sft_type_size(m->type));
+        u->weights = sft_take(&mem[SFT_MEM_WEIGHTS], (size_t)u->count * size);
         if (m->trains) {
-            u->master = (float *)(m->type == SFT_F32 ? u->weights : sft_take(&m->mem[SFT_MEM_MASTER], n * 4));
-            u->grad = (float *)sft_take(&m->mem[SFT_MEM_GRADS], n * 4);
-            u->m = (float *)sft_take(&m->mem[SFT_MEM_MOMENTS], n * 4);
-            u->v = (float *)sft_take(&m->mem[SFT_MEM_MOMENTS], n * 4);
+            size_t bytes = (size_t)u->count * 4;
+            u->master = (float *)(m->type == SFT_F32 ? u->weights : sft_take(&mem[SFT_MEM_MASTER], bytes));
+            u->grad = (float *)sft_take(&mem[SFT_MEM_GRADS], bytes);
+            u->m = (float *)sft_take(&mem[SFT_MEM_MOMENTS], bytes);
+            u->v = (float *)sft_take(&mem[SFT_MEM_MOMENTS], bytes);
         }
         for (int s = 0; s < SFT_SLOTS; s++) {
             if (u->offset[s] < 0) continue;
             SftSlotInfo t = sft_slot(a, (SftSlot)s);
-            char *w = (char *)u->weights;
-            *sft_weight(&u->w, (SftSlot)s) = sft_tensor(w ? w + (size_t)u->offset[s] * sft_type_size(m->type) : NULL, m->type, t.rows, t.cols, 1);
-            if (m->trains) *sft_weight(&u->dw, (SftSlot)s) = sft_tensor(u->grad ? u->grad + u->offset[s] : NULL, SFT_F32, t.rows, t.cols, 1);
+            char *w = u->weights ? (char *)u->weights + (size_t)u->offset[s] * size : NULL;
+            float *dw = u->grad ? u->grad + u->offset[s] : NULL;
+            *sft_weight(&u->w, (SftSlot)s) = sft_tensor(w, m->type, t.rows, t.cols, 1);
+            if (m->trains) *sft_weight(&u->dw, (SftSlot)s) = sft_tensor(dw, SFT_F32, t.rows, t.cols, 1);
         }
     }
 }
@@ -3204,56 +3224,95 @@ void sft_units_close(SftModel *m) {
     m->unit = NULL;
 }
 
-/* Rows [r, r + left) of a file's tensor are rows *row .. of the slot of *part: returns left. Sizes in rows: the q, k and v
-   of one group (grouped: of one kv head, else of all of them). */
-static int64_t sft__part(const SftArch *a, const SftHfTensor *t, int64_t r, int *part, int64_t *row) {
-    *part = 0, *row = r;
-    if (t->slot[1] == SFT_SLOTS) return INT64_MAX;
-    int64_t heads = t->grouped ? 1 : a->K, q = a->H / a->K * heads * a->D, kv = heads * a->D, group = r / (q + 2 * kv), in = r % (q + 2 * kv);
-    *part = in < q ? 0 : in < q + kv ? 1 : 2;
-    int64_t first = *part == 0 ? 0 : q + (*part - 1) * kv, size = *part == 0 ? q : kv;
-    *row = group * size + in - first;
-    return first + size - in;
+// Between files and units. The numbers of a unit are exact in its master, or, where nothing is trained, in its weights.
+static char *sft__exact(const SftModel *m, const SftUnit *u, SftType *type) {
+    *type = u->master ? SFT_F32 : m->type;
+    return (char *)(u->master ? u->master : u->weights);
 }
 
-// out = in, converted; any types
-static void sft__copy_as(void *out, SftType to, const void *in, SftType from, int64_t n) {
-    float piece[256];
-    if (to == from) memcpy(out, in, (size_t)n * sft_type_size(to));
-    else if (to == SFT_F32) sft_to_f32((float *)out, in, from, n);
-    else
-        for (int64_t i = 0; i < n; i += 256) {
-            int64_t now = SFT_MIN(256, n - i);
-            sft_to_f32(piece, (const char *)in + (size_t)i * sft_type_size(from), from, now);
-            sft_from_f32((char *)out + (size_t)i * sft_type_size(to), to, piece, now);
-        }
+// n numbers at element `at` of the flat vector = x, in every copy
+static void sft__store(SftModel *m, SftUnit *u, int64_t at, const float *x, int64_t n) {
+    sft_from_f32((char *)u->weights + (size_t)at * sft_type_size(m->type), m->type, x, n);
+    if (u->master) memcpy(u->master + at, x, (size_t)n * 4);
 }
 
-// x[n] <-> every stride-th element from p[at] on: how one row of [in, out] meets n <= 16 rows of [out, in]
-static void sft__scatter(void *p, SftType type, int64_t at, int64_t stride, const float *x, int64_t n) {
-    uint16_t h[16] = {0};
-    if (type != SFT_F32) sft_from_f32(h, type, x, n);
-    for (int64_t j = 0; j < n; j++) {
-        if (type == SFT_F32) ((float *)p)[at + j * stride] = x[j];
-        else ((uint16_t *)p)[at + j * stride] = h[j];
-    }
-}
-static void sft__gather(float *x, const void *p, SftType type, int64_t at, int64_t stride, int64_t n) {
-    uint16_t h[16] = {0};
-    for (int64_t j = 0; j < n; j++) {
-        if (type == SFT_F32) x[j] = ((const float *)p)[at + j * stride];
-        else h[j] = ((const uint16_t *)p)[at + j * stride];
-    }
-    if (type != SFT_F32) sft_to_f32(x, h, type, n);
-}
-
-static bool sft__shape(const SftArch *a, const SftHfTensor *t, SftUnitKind kind, int64_t *rows, int64_t *cols) {
+// Shape of a file's tensor as [out, in]; false if the model has none of it in this kind of unit.
+static bool sft__file_shape(const SftArch *a, const SftHfTensor *t, SftUnitKind kind, int64_t *rows, int64_t *cols) {
     *rows = 0;
     for (int part = 0; part < 3 && t->slot[part] != SFT_SLOTS; part++) {
         SftSlotInfo s = sft_slot(a, t->slot[part]);
         if (s.unit == kind) *rows += s.rows, *cols = s.cols;
     }
     return *rows > 0;
+}
+
+// Row r of a file's tensor, as [out, in], is row *row of the slot of *part, and so on for as many rows as are returned.
+static int64_t sft__part(const SftArch *a, const SftHfTensor *t, int64_t r, int *part, int64_t *row) {
+    *part = 0, *row = r;
+    if (t->slot[1] == SFT_SLOTS) return INT64_MAX;
+    int64_t heads = t->grouped ? 1 : a->K, kv = heads * a->D, q = a->H / a->K * kv; // rows of a group: q, kv, kv
+    int64_t group = r / (q + 2 * kv), in = r % (q + 2 * kv);
+    *part = in < q ? 0 : in < q + kv ? 1 : 2;
+    int64_t first = *part == 0 ? 0 : q + (*part - 1) * kv, size = *part == 0 ? q : kv;
+    *row = group * size + in - first;
+    return first + size - in;
+}
+
+// out = in, from one type to another
+static void sft__copy_as(void *out, SftType to, const void *in, SftType from, int64_t n) {
+    if (to == from) memcpy(out, in, (size_t)n * sft_type_size(to));
+    else if (to == SFT_F32) sft_to_f32((float *)out, in, from, n);
+    else
+        for (int64_t i = 0; i < n; i += 256) {
+            float piece[256];
+            int64_t now = SFT_MIN(256, n - i);
+            sft_to_f32(piece, (const char *)in + (size_t)i * sft_type_size(from), from, now);
+            sft_from_f32((char *)out + (size_t)i * sft_type_size(to), to, piece, now);
+        }
+}
+
+// x[n] <-> every stride-th element of p from `at` on, n <= 16
+static void sft__column(float *x, void *p, SftType type, int64_t at, int64_t stride, int64_t n, bool store) {
+    uint16_t h[16] = {0}, *p16 = (uint16_t *)p;
+    float *p32 = (float *)p;
+    if (store && type != SFT_F32) sft_from_f32(h, type, x, n);
+    for (int64_t j = 0, k = at; j < n; j++, k += stride) {
+        if (type == SFT_F32 && store) p32[k] = x[j];
+        else if (type == SFT_F32) x[j] = p32[k];
+        else if (store) p16[k] = h[j];
+        else h[j] = p16[k];
+    }
+    if (!store && type != SFT_F32) sft_to_f32(x, h, type, n);
+}
+
+/* Rows first .. first+n of a file's tensor of `type`, lying at `file`, from (save) or to the slots of unit u. Threads take
+   16 rows of [out, in] each: these lie one after another in the file, or, transposed, are 16 neighbours in every row. */
+static void sft__exchange(const SftModel *m, const SftUnit *u, const SftHfTensor *t, char *file, SftType type, int64_t first, int64_t n, bool save) {
+    SftType exact_type;
+    char *exact = sft__exact(m, u, &exact_type), *copy = save || exact == u->weights ? NULL : (char *)u->weights;
+    size_t fs = sft_type_size(type), es = sft_type_size(exact_type), ws = sft_type_size(m->type);
+    int64_t rows = 0, cols = 1;
+    sft__file_shape(&m->arch, t, u->kind, &rows, &cols);
+    int64_t begin = t->transposed ? 0 : first, end = t->transposed ? rows : first + n;
+#pragma omp parallel for schedule(dynamic, 4) if ((end - begin) * cols > 65536)
+    for (int64_t block = begin; block < end; block += 16)
+        for (int64_t r = block, now; r < SFT_MIN(block + 16, end); r += now) {
+            int part;
+            int64_t row, left = sft__part(&m->arch, t, r, &part, &row), at;
+            now = SFT_MIN(left, SFT_MIN(block + 16, end) - r);
+            at = u->offset[t->slot[part]] + row * cols;
+            char *e = exact + (size_t)at * es, *f = file + (size_t)((r - begin) * cols) * fs;
+            if (!t->transposed && save) sft__copy_as(f, type, e, exact_type, now * cols);
+            if (!t->transposed && !save) sft__copy_as(e, exact_type, f, type, now * cols);
+            for (int64_t c = 0; t->transposed && c < n; c++) {
+                float x[16];
+                f = file + (size_t)(c * rows + r) * fs;
+                if (!save) sft_to_f32(x, f, type, now);
+                sft__column(x, exact, exact_type, at + first + c, cols, now, !save);
+                if (save) sft_from_f32(f, type, x, now);
+            }
+            if (copy) sft__copy_as(copy + (size_t)at * ws, m->type, e, exact_type, now * cols);
+        }
 }
 
 // Loading: a folder's files, and which of them holds what.
@@ -3268,10 +3327,11 @@ static SftSource sft__source_open(const char *folder) {
         return s;
     }
     if (!sft_exists(sft_path(s.index, folder, "model.safetensors.index.json"))) {
-        bool bin = sft_exists(sft_path(path, folder, "pytorch_model.bin")) || sft_exists(sft_path(path, folder, "pytorch_model.bin.index.json"));
-        sft_die(SFT_BAD_INPUT, "%s has no model.safetensors%s%s", folder, bin ? ", only pytorch_model.bin; to convert it, in Python: "
-                "from transformers import AutoModelForCausalLM as M; M.from_pretrained(FOLDER, dtype=\"auto\").save_pretrained(NEW_FOLDER)" :
-                " and no model.safetensors.index.json", bin ? "; copy the tokenizer files too" : "");
+        if (sft_exists(sft_path(path, folder, "pytorch_model.bin")) || sft_exists(sft_path(path, folder, "pytorch_model.bin.index.json")))
+            sft_die(SFT_BAD_INPUT, "%s has no model.safetensors, only pytorch_model.bin; convert it in Python: from transformers "
+                    "import AutoModelForCausalLM as M; M.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"NEW_FOLDER\") "
+                    "and copy the tokenizer's files there", folder, folder);
+        sft_die(SFT_BAD_INPUT, "%s has no model.safetensors and no model.safetensors.index.json", folder);
     }
     json_t *json = sft_json_file(s.index), *file;
     s.map = json_incref(json_object_get(json, "weight_map"));
@@ -3297,97 +3357,25 @@ static void sft__source_close(SftSource *s) {
     free(s->file), json_decref(s->map), json_decref(s->used);
 }
 
-// A tensor by its full name, or without "model." or "transformer.", as a model that was saved without its head has it.
+// A tensor by its full name, or without "model." or "transformer.": GPT-2 on the hub, models saved without their head.
 static const SftFileTensor *sft__source_find(SftSource *s, const char *name) {
-    for (int shorter = 0; shorter < 2; shorter++) {
-        if (shorter && strncmp(name, "model.", 6) && strncmp(name, "transformer.", 12)) break;
-        const char *key = shorter ? strchr(name, '.') + 1 : name;
+    bool prefix = !strncmp(name, "model.", 6) || !strncmp(name, "transformer.", 12);
+    for (int cut = 0; cut <= prefix; cut++) {
+        const char *key = cut ? strchr(name, '.') + 1 : name;
         json_t *file = json_object_get(s->map, key);
-        const SftFileTensor *t = s->map && !file ? NULL : sft_safetensors_find(&s->file[file ? json_integer_value(file) : 0], key);
-        if (t) {
-            json_object_set_new(s->used, key, json_true());
-            return t;
-        }
+        if (s->map && !file) continue;
+        const SftFileTensor *t = sft_safetensors_find(&s->file[json_integer_value(file)], key);
+        if (!t) continue;
+        json_object_set_new(s->used, key, json_true());
+        return t;
     }
     sft_die(SFT_BAD_INPUT, "%s: tensor %s is missing", s->map ? s->index : s->file[0].path, name);
 }
 
 static SftType sft__file_type(const SftFileTensor *t) {
-    if (strcmp(t->dtype, "F32") && strcmp(t->dtype, "BF16") && strcmp(t->dtype, "F16"))
-        sft_die(SFT_BAD_INPUT, "tensor %s has dtype %s: expected F32, BF16 or F16 (a quantised model must be converted first)", t->name, t->dtype);
-    return !strcmp(t->dtype, "F32") ? SFT_F32 : !strcmp(t->dtype, "BF16") ? SFT_BF16 : SFT_F16;
-}
-
-// Where a unit's numbers are kept exactly (fp32 if there is such a copy), and the other copy, NULL if there is only one.
-static void *sft__exact(const SftModel *m, const SftUnit *u, SftType *type) {
-    *type = u->master ? SFT_F32 : m->type;
-    return u->master ? u->master : u->weights;
-}
-
-/* One tensor of a file -> the slots of unit u, 16 rows of [out, in] at a time: rows lie one after another in the file, or,
-   transposed, are columns, of which 16 neighbours are read together. */
-static void sft__load_tensor(SftModel *m, SftUnit *u, const SftHfTensor *t, const SftFileTensor *file, int64_t rows, int64_t cols) {
-    SftType from = sft__file_type(file), exact_type;
-    char *exact = (char *)sft__exact(m, u, &exact_type), *copy = exact == u->weights ? NULL : (char *)u->weights;
-    size_t es = sft_type_size(from), xs = sft_type_size(exact_type), ws = sft_type_size(m->type);
-    madvise((void *)((uintptr_t)file->data & ~(uintptr_t)4095), file->bytes + ((uintptr_t)file->data & 4095), MADV_WILLNEED);
-#pragma omp parallel for schedule(dynamic, 4)
-    for (int64_t block = 0; block < rows; block += 16) {
-        for (int64_t r = block, n; r < SFT_MIN(block + 16, rows); r += n) {
-            int part;
-            int64_t row, left = sft__part(&m->arch, t, r, &part, &row);
-            n = SFT_MIN(left, SFT_MIN(block + 16, rows) - r);
-            int64_t at = u->offset[t->slot[part]] + row * cols;
-            if (!t->transposed) sft__copy_as(exact + (size_t)at * xs, exact_type, file->data + (size_t)(r * cols) * es, from, n * cols);
-            for (int64_t i = 0; t->transposed && i < cols; i++) {
-                float x[16];
-                sft_to_f32(x, file->data + (size_t)(i * rows + r) * es, from, n);
-                sft__scatter(exact, exact_type, at + i, cols, x, n);
-            }
-            if (copy) sft__copy_as(copy + (size_t)at * ws, m->type, exact + (size_t)at * xs, exact_type, n * cols);
-        }
-    }
-    madvise((void *)(((uintptr_t)file->data + 4095) & ~(uintptr_t)4095), file->bytes & ~(size_t)4095, MADV_DONTNEED);
-}
-
-// New rows of the embedding or the head (resize_vocab): the mean of the old ones.
-static void sft__mean_rows(SftModel *m, SftUnit *u, SftSlot slot) {
-    const SftArch *a = &m->arch;
-    SftType type;
-    char *exact = (char *)sft__exact(m, u, &type) + (size_t)u->offset[slot] * sft_type_size(type);
-    double *sum = SFT_NEW(double, a->C);
-    float *row = SFT_NEW(float, a->C);
-    for (int64_t r = 0; r < a->V_source; r++) {
-        sft_to_f32(row, exact + (size_t)(r * a->C) * sft_type_size(type), type, a->C);
-        for (int64_t c = 0; c < a->C; c++) sum[c] += row[c];
-    }
-    for (int64_t c = 0; c < a->C; c++) row[c] = (float)(sum[c] / (double)a->V_source);
-    for (int64_t r = a->V_source; r < a->V; r++) {
-        sft_from_f32(exact + (size_t)(r * a->C) * sft_type_size(type), type, row, a->C);
-        if (u->master) sft_from_f32((char *)u->weights + (size_t)(u->offset[slot] + r * a->C) * sft_type_size(m->type), m->type, row, a->C);
-    }
-    free(sum), free(row);
-}
-
-/* A tensor of the files that no slot asked for. Buffers of older versions are known and harmless. Anything else inside a
-   layer of the model would change its result: refused. What is left (heads for other tasks) is named. */
-static void sft__unexpected(const SftArch *a, SftSource *s, const SftSafetensors *f, const SftFileTensor *t) {
-    static const char *harmless[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
-    char name[256];
-    size_t n = strlen(t->name);
-    for (int i = 0; i < SFT_COUNT(harmless); i++)
-        if (n > strlen(harmless[i]) && !strcmp(t->name + n - strlen(harmless[i]), harmless[i])) return;
-    if (a->tied && !strcmp(t->name, sft_hf_name(a, SFT_SLOT_head_w, 0, name))) {
-        const SftFileTensor *wte = sft__source_find(s, sft_hf_name(a, SFT_SLOT_wte, 0, name));
-        if (wte->bytes != t->bytes || strcmp(wte->dtype, t->dtype) || memcmp(wte->data, t->data, t->bytes))
-            sft_die(SFT_BAD_INPUT, "%s: %s differs from the embedding although \"tie_word_embeddings\" is true: set it to false in config.json to use both", f->path, t->name);
-        return;
-    }
-    const char *block = a->learned_positions ? "h." : "layers.", *at = t->name;
-    while ((at = strstr(at, block)) && at != t->name && at[-1] != '.') at++;
-    if (at && strtoll(at + strlen(block), NULL, 10) < a->L)
-        sft_die(SFT_BAD_INPUT, "%s: tensor %s is not part of a %s model with this config.json; merge adapters and convert quantised weights first", f->path, t->name, a->family);
-    sft_note("%s: tensor %s is not used", f->path, t->name);
+    for (SftType type = SFT_F32; type < SFT_TYPES; type = (SftType)(type + 1))
+        if (!strcmp(t->dtype, sft__dtypes[type].name)) return type;
+    sft_die(SFT_BAD_INPUT, "tensor %s has dtype %s: expected F32, BF16 or F16; a quantised model must be converted first", t->name, t->dtype);
 }
 
 static const char *sft__shape_text(int dims, const int64_t *dim, char out[200]) {
@@ -3395,6 +3383,45 @@ static const char *sft__shape_text(int dims, const int64_t *dim, char out[200]) 
     for (int i = 0; i < dims; i++) n += snprintf(out + n, 200 - (size_t)n, i ? ", %lld" : "%lld", (long long)dim[i]);
     snprintf(out + n, 200 - (size_t)n, "]");
     return out;
+}
+
+// New rows of the embedding or the head (resize_vocab): the mean of the old ones.
+static void sft__mean_rows(SftModel *m, SftUnit *u, SftSlot slot) {
+    const SftArch *a = &m->arch;
+    SftType type;
+    char *exact = sft__exact(m, u, &type);
+    double *sum = SFT_NEW(double, a->C);
+    float *row = SFT_NEW(float, a->C);
+    for (int64_t r = 0; r < a->V_source; r++) {
+        sft_to_f32(row, exact + (size_t)(u->offset[slot] + r * a->C) * sft_type_size(type), type, a->C);
+        for (int64_t c = 0; c < a->C; c++) sum[c] += row[c];
+    }
+    for (int64_t c = 0; c < a->C; c++) row[c] = (float)(sum[c] / (double)a->V_source);
+    for (int64_t r = a->V_source; r < a->V; r++) sft__store(m, u, u->offset[slot] + r * a->C, row, a->C);
+    free(sum), free(row);
+}
+
+/* A tensor that no slot asked for. Buffers of older versions are known and harmless, and so is a tied head that equals
+   the embedding. Anything else inside a layer would change the result: refused. The rest (heads of other tasks) is named. */
+static void sft__unexpected(const SftArch *a, SftSource *s, const SftSafetensors *f, const SftFileTensor *t) {
+    static const char *harmless[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
+    char name[256];
+    for (int i = 0; i < SFT_COUNT(harmless); i++) {
+        size_t n = strlen(t->name), end = strlen(harmless[i]);
+        if (n > end && !strcmp(t->name + n - end, harmless[i])) return;
+    }
+    if (a->tied && !strcmp(t->name, sft_hf_name(a, SFT_SLOT_head_w, 0, name))) {
+        const SftFileTensor *wte = sft__source_find(s, sft_hf_name(a, SFT_SLOT_wte, 0, name));
+        if (!strcmp(wte->dtype, t->dtype) && wte->bytes == t->bytes && !memcmp(wte->data, t->data, t->bytes)) return;
+        sft_die(SFT_BAD_INPUT, "%s: %s differs from the embedding although \"tie_word_embeddings\" is true: set it to false in "
+                "config.json to use both", f->path, t->name);
+    }
+    const char *block = a->learned_positions ? "h." : "layers.", *at = t->name;
+    while ((at = strstr(at, block)) && at != t->name && at[-1] != '.') at++;
+    if (at && strtoll(at + strlen(block), NULL, 10) < a->L)
+        sft_die(SFT_BAD_INPUT, "%s: tensor %s is not part of a %s model with this config.json; merge adapters and convert quantised "
+                "weights first", f->path, t->name, a->family);
+    sft_note("%s: tensor %s is not used", f->path, t->name);
 }
 
 void sft_load_weights(SftModel *m, const char *folder) {
@@ -3406,82 +3433,66 @@ void sft_load_weights(SftModel *m, const char *folder) {
             const SftHfTensor *t = &family->tensor[j];
             char name[256], got[200], expected[200];
             int64_t rows, cols;
-            if (!sft__shape(a, t, m->unit[i].kind, &rows, &cols)) continue;
+            if (!sft__file_shape(a, t, m->unit[i].kind, &rows, &cols)) continue;
             bool vocab = t->slot[0] == SFT_SLOT_wte || t->slot[0] == SFT_SLOT_head_w;
             if (vocab) rows = a->V_source;
-            const SftFileTensor *file = sft__source_find(&s, sft__hf_name(t->name, i - 1, name));
-            int64_t want[2] = {t->transposed ? cols : rows, t->transposed ? rows : cols};
+            const SftFileTensor *file = sft__source_find(&s, sft__hf_name(t, i - 1, name));
+            int64_t shape[2] = {t->transposed ? cols : rows, t->transposed ? rows : cols};
             int dims = sft_slot(a, t->slot[0]).decay ? 2 : 1; // norms and biases are vectors
-            if (file->dims != dims || memcmp(file->dim, want, (size_t)dims * sizeof *want))
-                sft_die(SFT_BAD_INPUT, "tensor %s has the shape %s: config.json gives %s", file->name, sft__shape_text(file->dims, file->dim, got), sft__shape_text(dims, want, expected));
-            if (t->slot[0] == SFT_SLOT_wte) a->source_type = sft__file_type(file);
-            sft__load_tensor(m, &m->unit[i], t, file, rows, cols);
+            if (file->dims != dims || memcmp(file->dim, shape, (size_t)dims * sizeof *shape))
+                sft_die(SFT_BAD_INPUT, "tensor %s has the shape %s: config.json gives %s", file->name,
+                        sft__shape_text(file->dims, file->dim, got), sft__shape_text(dims, shape, expected));
+            SftType type = sft__file_type(file);
+            if (t->slot[0] == SFT_SLOT_wte) a->source_type = type;
+            // Pages are read ahead of their use, and given back after it: a mapped file does not fill the memory.
+            uintptr_t page = (uintptr_t)file->data & ~(uintptr_t)4095, behind = (uintptr_t)file->data + file->bytes - page;
+            madvise((void *)page, behind + (16 << 20), MADV_WILLNEED);
+            sft__exchange(m, &m->unit[i], t, (char *)file->data, type, 0, shape[0], false);
+            madvise((void *)page, behind & ~(uintptr_t)4095, MADV_DONTNEED);
             if (vocab && a->V > a->V_source) sft__mean_rows(m, &m->unit[i], t->slot[0]);
         }
     for (size_t i = 0; i < s.files; i++)
-        for (int64_t j = 0; j < s.file[i].n; j++)
-            if (!json_object_get(s.used, s.file[i].tensor[j].name)) sft__unexpected(a, &s, &s.file[i], &s.file[i].tensor[j]);
+        for (const SftFileTensor *t = s.file[i].tensor; t < s.file[i].tensor + s.file[i].n; t++)
+            if (!json_object_get(s.used, t->name)) sft__unexpected(a, &s, &s.file[i], t);
     sft__source_close(&s);
 }
 
 /* Random weights, each tensor by its own key: normal(0, init_std) by the method of Box and Muller (1958), which makes two
    normal numbers of two uniform ones; what is added to the residual stream starts smaller, as in GPT-2. */
 void sft_init_weights(SftModel *m, uint64_t seed) {
-    const double pi = 3.14159265358979323846;
+    const double turn = 2 * 3.14159265358979323846 * 0x1p-32;
     for (int64_t i = 0; i < m->units; i++)
         for (int s = 0; s < SFT_SLOTS; s++) {
             SftUnit *u = &m->unit[i];
             if (u->offset[s] < 0) continue;
             SftSlotInfo t = sft_slot(&m->arch, (SftSlot)s);
-            float std = (float)(t.init == SFT_INIT_SCALED ? m->arch.init_std / sqrt(2.0 * (double)m->arch.L) : m->arch.init_std);
-            int64_t size = t.rows * t.cols;
+            bool random = t.init == SFT_INIT_NORMAL || t.init == SFT_INIT_SCALED;
+            float std = (float)(m->arch.init_std / (t.init == SFT_INIT_SCALED ? sqrt(2.0 * (double)m->arch.L) : 1));
+            uint64_t site = (uint64_t)(i * SFT_SLOTS + s);
 #pragma omp parallel for
-            for (int64_t at = 0; at < size; at += 256) {
+            for (int64_t at = 0; at < t.rows * t.cols; at += 256) {
                 float x[256];
-                int64_t n = SFT_MIN(256, size - at);
                 for (int64_t j = 0; j < 256; j += 2) {
-                    uint64_t bits = sft_random(seed, (uint64_t)(i * SFT_SLOTS + s), SFT_SITE_INIT, (uint64_t)(at + j));
-                    float radius = std * sqrtf(-2 * logf(((float)(bits >> 32) + 1) * 0x1p-32f)), angle = (float)(2 * pi * 0x1p-32 * (double)(uint32_t)bits);
-                    x[j] = t.init == SFT_INIT_ONE ? 1 : t.init == SFT_INIT_ZERO ? 0 : radius * cosf(angle);
-                    x[j + 1] = t.init == SFT_INIT_ONE ? 1 : t.init == SFT_INIT_ZERO ? 0 : radius * sinf(angle);
+                    uint64_t bits = sft_random(seed, site, SFT_SITE_INIT, (uint64_t)(at + j));
+                    float radius = std * sqrtf(-2 * logf(((float)(bits >> 32) + 1) * 0x1p-32f));
+                    float angle = (float)(turn * (double)(uint32_t)bits);
+                    x[j] = random ? radius * cosf(angle) : t.init == SFT_INIT_ONE;
+                    x[j + 1] = random ? radius * sinf(angle) : t.init == SFT_INIT_ONE;
                 }
-                sft_from_f32((char *)u->weights + (size_t)(u->offset[s] + at) * sft_type_size(m->type), m->type, x, n);
-                if (u->master) sft_from_f32(u->master + u->offset[s] + at, SFT_F32, x, n);
+                sft__store(m, u, u->offset[s] + at, x, SFT_MIN(256, t.rows * t.cols - at));
             }
         }
 }
 
-// Saving: the tensors of the files in the order of units, and how to make rows of each.
+// Saving: the tensors of the files in the order of units, where each comes from, and the first one of the file at hand.
 typedef struct { const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit; int64_t first; } SftSave;
 
 static void sft__save_rows(void *arg, int64_t i, int64_t first, int64_t n, void *out) {
     const SftSave *s = (const SftSave *)arg;
-    const SftHfTensor *t = s->from[s->first + i];
-    const SftUnit *u = s->unit[s->first + i];
-    int64_t rows, cols;
-    sft__shape(&s->m->arch, t, u->kind, &rows, &cols);
-    SftType type;
-    const char *exact = (const char *)sft__exact(s->m, u, &type);
-    size_t es = sft_type_size(type), os = sft_type_size(s->type);
-    int64_t begin = t->transposed ? 0 : first, end = t->transposed ? rows : first + n; // rows of [out, in]
-#pragma omp parallel for schedule(dynamic, 4)
-    for (int64_t block = begin; block < end; block += 16)
-        for (int64_t r = block, now; r < SFT_MIN(block + 16, end); r += now) {
-            int part;
-            int64_t row, left = sft__part(&s->m->arch, t, r, &part, &row);
-            now = SFT_MIN(left, SFT_MIN(block + 16, end) - r);
-            int64_t at = u->offset[t->slot[part]] + row * cols;
-            if (!t->transposed) sft__copy_as((char *)out + (size_t)((r - first) * cols) * os, s->type, exact + (size_t)at * es, type, now * cols);
-            for (int64_t c = 0; t->transposed && c < n; c++) {
-                float x[16];
-                sft__gather(x, exact, type, at + first + c, cols, now);
-                sft_from_f32((char *)out + (size_t)(c * rows + r) * os, s->type, x, now);
-            }
-        }
+    sft__exchange(s->m, s->unit[s->first + i], s->from[s->first + i], (char *)out, s->type, first, n, true);
 }
 
 void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes) {
-    static const char *dtypes[] = {[SFT_F32] = "F32", [SFT_BF16] = "BF16", [SFT_F16] = "F16"};
     const struct SftFamily *family = sft__family(m->arch.family);
     int64_t most = m->units * family->tensors, n = 0, total = 0, shards = 1;
     SftSave s = {m, type, SFT_NEW(const SftHfTensor *, most), SFT_NEW(const SftUnit *, most), 0};
@@ -3490,30 +3501,30 @@ void sft_save_weights(const SftModel *m, const char *folder, SftType type, doubl
     char path[4096], name[256];
     double size = 0;
     for (int64_t i = 0; i < m->units; i++)
-        for (int j = 0; j < family->tensors; j++) {
+        for (const SftHfTensor *t = family->tensor; t < family->tensor + family->tensors; t++) {
             int64_t rows, cols;
-            const SftHfTensor *t = &family->tensor[j];
-            if (!sft__shape(&m->arch, t, m->unit[i].kind, &rows, &cols)) continue;
+            if (!sft__file_shape(&m->arch, t, m->unit[i].kind, &rows, &cols)) continue;
             s.from[n] = t, s.unit[n] = &m->unit[i];
-            file[n] = (SftFileTensor){.name = sft_format("%s", sft__hf_name(t->name, i - 1, name)), .dtype = dtypes[type], .dims = sft_slot(&m->arch, t->slot[0]).decay ? 2 : 1,
-                                      .dim = {t->transposed ? cols : rows, t->transposed ? rows : cols}};
-            double bytes = (double)sft__tensor_bytes(&file[n]);
-            if (size > 0 && size + bytes > max_shard_bytes) start[shards++] = n, size = 0;
-            size += bytes, total += (int64_t)bytes, n++;
+            file[n] = (SftFileTensor){.name = sft_format("%s", sft__hf_name(t, i - 1, name)), .dtype = sft__dtypes[type].name};
+            file[n].dims = sft_slot(&m->arch, t->slot[0]).decay ? 2 : 1;
+            file[n].dim[0] = t->transposed ? cols : rows, file[n].dim[1] = t->transposed ? rows : cols;
+            int64_t bytes = sft__tensor_bytes(&file[n]);
+            if (size > 0 && size + (double)bytes > max_shard_bytes) start[shards++] = n, size = 0;
+            size += (double)bytes, total += bytes, n++;
         }
     start[shards] = n;
     json_t *metadata = json_pack("{s:s}", "format", "pt"), *map = json_object();
     for (int64_t k = 0; k < shards; k++) {
-        snprintf(name, sizeof name, shards > 1 ? "model-%05lld-of-%05lld.safetensors" : "model.safetensors", (long long)k + 1, (long long)shards);
+        snprintf(name, sizeof name, shards > 1 ? "model-%05d-of-%05d.safetensors" : "model.safetensors", (int)k + 1, (int)shards);
         s.first = start[k];
         sft_safetensors_write(sft_path(path, folder, name), file + start[k], start[k + 1] - start[k], metadata, sft__save_rows, &s);
         for (int64_t i = start[k]; i < start[k + 1]; i++) json_object_set_new(map, file[i].name, json_string(name));
     }
     json_t *index = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    sft_path(path, folder, "model.safetensors.index.json");
     char *text = json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS);
-    if (shards > 1) sft_write_file(path, text, strlen(text));
-    unlink(shards > 1 ? sft_path(path, folder, "model.safetensors") : path); // what an earlier save of another size left
+    sft_path(path, folder, "model.safetensors.index.json");
+    if (shards > 1) sft_write_file(path, text, strlen(text)), sft_path(path, folder, "model.safetensors");
+    unlink(path); // what an earlier save in another number of files left
     for (int64_t i = 0; i < n; i++) free((char *)file[i].name);
     free(text), free(start), free(file), free(s.from), free(s.unit), json_decref(index), json_decref(metadata);
 }
