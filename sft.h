@@ -5360,9 +5360,12 @@ static size_t sft__sum_file(char out[24], const char *path) {
 }
 
 static void sft__write_json(const char *folder, const char *name, const json_t *json) {
-    char path[4096], *text = json_dumps(json, JSON_INDENT(2)), *line = sft_format("%s\n", text);
+    char path[4096], *text = json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(15)); // 0.9, not 0.90000000000000002
+    json_t *back = json_loads(text, 0, NULL);
+    if (!json_equal(json, back)) free(text), text = json_dumps(json, JSON_INDENT(2)); // 17 digits are always enough
+    char *line = sft_format("%s\n", text);
     sft_write_file(sft_path(path, folder, name), line, strlen(line));
-    free(text), free(line);
+    free(text), free(line), json_decref(back);
 }
 static json_t *sft__read_json(const char *folder, const char *name) { // {} where there is no such file
     char path[4096];
@@ -5542,9 +5545,8 @@ void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig
         if (!strncmp(names[i], "checkpoint-", 11) && ending && !strcmp(ending, ".tmp")) sft__remove_folder(path);
     }
     sft__list_free(names, n);
-    snprintf(name, sizeof name, "checkpoint-%lld.tmp", (long long)t->step);
+    snprintf(name, sizeof name, "checkpoint-%lld", (long long)t->step);
     sft_path(sft__unfinished, folder, name);
-    *strrchr(name, '.') = 0;
     sft__next_hook = sft_die_hook, sft_die_hook = sft__save_failed;
     sft_make_folder(sft__unfinished);
     sft_save_weights(m, sft__unfinished, SFT_F32, INFINITY);
@@ -5771,11 +5773,14 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
     json_t *end = n == 1 ? json_array_get(ids, 0) : ids; // one id, or a list of them
     if (n) json_object_set(json, "eos_token_id", end), json_object_set(generation, "eos_token_id", end);
     if (t && sft_bos(t) >= 0) json_object_set_new(generation, "bos_token_id", json_integer(sft_bos(t)));
-    if (n && !json_is_integer(json_object_get(generation, "pad_token_id")))
-        json_object_set_new(generation, "pad_token_id", json_integer(stops[0]));
+    json_t *tokens = sft__read_json(folder, "tokenizer_config.json"), *pad = json_object_get(tokens, "pad_token");
+    const char *text = json_string_value(json_is_object(pad) ? json_object_get(pad, "content") : pad);
+    int32_t id = t && text ? sft_token_id(t, text) : -1;
+    if ((n || id >= 0) && !json_is_integer(json_object_get(generation, "pad_token_id")))
+        json_object_set_new(generation, "pad_token_id", json_integer(id >= 0 ? id : stops[0]));
     sft__write_json(folder, "config.json", json);
     sft__write_json(folder, "generation_config.json", generation);
-    json_decref(json), json_decref(generation), json_decref(ids);
+    json_decref(json), json_decref(generation), json_decref(ids), json_decref(tokens);
 }
 
 /* ================================================================================================================

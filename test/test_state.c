@@ -1,6 +1,7 @@
 // [9] state: a resumed run has the same bits; whatever kills, cuts or fills, what was saved is there or the error says so.
 #include "test.h"
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -273,7 +274,15 @@ __attribute__((constructor)) static void child_main(void) {
     char *folder = sft_checkpoint_find(&r->config);
     sft_checkpoint_load(&r->m, &r->t, &r->config, folder);
     if (!strcmp(what, "forever"))
-        for (;;) r->t.step++, sft_checkpoint_save(&r->m, &r->t, &r->config);
+        for (int k = 0;; k++) r->t.step += k % 2, sft_checkpoint_save(&r->m, &r->t, &r->config); // every step twice
+    if (!strcmp(what, "traced")) {
+        ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+        raise(SIGUSR1); // "count from here"
+        sft_checkpoint_save(&r->m, &r->t, &r->config); // in the place of the one that is there
+        r->t.step++;
+        sft_checkpoint_save(&r->m, &r->t, &r->config);
+        raise(SIGUSR2); // "done"
+    }
     signal(SIGXFSZ, SIG_IGN); // a file that would grow past the limit: write fails, as on a full disk
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){(rlim_t)atol(what), (rlim_t)atol(what)});
     r->t.step++;
@@ -307,7 +316,7 @@ static void killed_at_any_moment_it_can_be_resumed(void **state) {
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL); // it did not stop by itself
         char *folder = sft_checkpoint_find(&r.config);
         sft_checkpoint_load(&r.m, &r.t, &r.config, folder);
-        assert_true(r.t.step > before);
+        assert_true(r.t.step >= before);
         before = r.t.step;
         free(folder);
         char **names = sft__list(r.out, &n);
@@ -319,6 +328,43 @@ static void killed_at_any_moment_it_can_be_resumed(void **state) {
     char **names = sft__list(r.out, &n);
     for (int i = 0; i < n; i++) left += strstr(names[i], "tmp") != NULL;
     assert_int_equal(left, 0); // what the killed ones left is gone
+    sft__list_free(names, n);
+    run_end(&r);
+}
+
+// Two saves, stopped when they enter and leave every system call: what is on the disk then is what a kill would leave.
+static void at_every_system_call_it_could_be_resumed(void **state) {
+    (void)state;
+    Run r;
+    run_open(&r, gpt2, SFT_F32, NULL);
+    run_steps(&r, 2), sft_checkpoint_save(&r.m, &r.t, &r.config);
+    r.config.resume_from_checkpoint = json_true();
+    int status, calls = 0;
+    bool saving = false;
+    pid_t pid = child("traced", r.dir);
+    while (waitpid(pid, &status, 0) == pid && WIFSTOPPED(status) && WSTOPSIG(status) != SIGUSR2) {
+        saving |= WSTOPSIG(status) == SIGUSR1;
+        if (saving) {
+            char *folder = sft_checkpoint_find(&r.config);
+            json_decref(sft__checked_state(folder));
+            free(folder);
+            calls++;
+        }
+        ptrace(saving ? PTRACE_SYSCALL : PTRACE_CONT, pid, NULL, NULL);
+    }
+    assert_true(WIFSTOPPED(status)); // both saves were done
+    kill(pid, SIGKILL), waitpid(pid, &status, 0);
+    assert_true(calls > 200);
+    assert_int_equal(newest(r.out), 3);
+    // what a killed run can have left goes with the next save
+    put(r.out, "latest.tmp99", ""), put(r.out, "kept.tmp", "");
+    char path[4096];
+    put(sft_path(path, r.out, "checkpoint-9.tmp"), "model.safetensors.tmp99", "");
+    sft_checkpoint_save(&r.m, &r.t, &r.config);
+    int n, left = 0;
+    char **names = sft__list(r.out, &n);
+    for (int i = 0; i < n; i++) left += strstr(names[i], "tmp") != NULL;
+    assert_int_equal(left, 1); // kept.tmp is not ours
     sft__list_free(names, n);
     run_end(&r);
 }
@@ -393,6 +439,53 @@ static void export_writes_a_hugging_face_folder(void **state) {
     run_end(&r), run_end(&back);
 }
 
+// A user template with two stop tokens, on a tokenizer whose own end is another one.
+static void export_says_what_was_trained(void **state) {
+    (void)state;
+    Run r;
+    char path[4096];
+    run_open(&r, llama, SFT_F32, NULL);
+    size_t n;
+    char *text = sft_read_file("test/golden/template_bytes.json", &n);
+    sft_write_file(sft_path(path, r.model, "tokenizer.json"), text, n);
+    free(text);
+    put(r.model, "tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|end_of_text|>\"}, \"chat_template\": \"old\"}");
+    put(r.model, "special_tokens_map.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\"}}");
+    put(r.model, "chat_template.jinja", "old");
+    SftTokenizer *t = sft_tokenizer_load(r.model);
+    json_t *plain = json_pack("{s:s, s:s, s:[s, s]}", "user", "<|im_start|>{user}", "assistant", "{assistant}", "stop", "<|im_end|>", "<|eot_id|>");
+    SftTemplate *tpl = sft_template(t, NULL, plain);
+    const int32_t *stops;
+    int given = sft_template_stops(tpl, &stops); // the two, and the tokenizer's own
+    assert_true(given == 3 && stops[0] == sft_token_id(t, "<|im_end|>"));
+    sft_export(&r.m, t, tpl, &r.config, r.model, r.out);
+    json_t *json = sft__read_json(r.out, "generation_config.json"), *eos = json_object_get(json, "eos_token_id");
+    assert_int_equal(json_array_size(eos), given + 1);
+    for (int i = 0; i < given; i++) assert_int_equal(json_integer_value(json_array_get(eos, (size_t)i)), stops[i]);
+    assert_int_equal(json_integer_value(json_array_get(eos, (size_t)given)), 2); // config.json's comes last
+    assert_int_equal(json_integer_value(json_object_get(json, "pad_token_id")), sft_token_id(t, "<|end_of_text|>"));
+    json_t *config = sft__read_json(r.out, "config.json");
+    assert_true(json_equal(json_object_get(config, "eos_token_id"), eos));
+    json_decref(json), json_decref(config);
+    const char *const files[] = {"tokenizer_config.json", "special_tokens_map.json"};
+    for (int i = 0; i < 2; i++) {
+        json = sft__read_json(r.out, files[i]);
+        assert_string_equal(json_string_value(json_object_get(json, "eos_token")), "<|im_end|>");
+        if (!i) assert_string_equal(json_string_value(json_object_get(json, "chat_template")), sft_template_jinja(tpl));
+        json_decref(json);
+    }
+    text = sft_read_file(sft_path(path, r.out, "chat_template.jinja"), NULL);
+    assert_string_equal(text, sft_template_jinja(tpl));
+    free(text);
+    SftTokenizer *again = sft_tokenizer_load(r.out); // and the exported folder is understood by this program, too
+    SftTemplate *same = sft_template(again, NULL, plain);
+    assert_int_equal(sft_eos(again), stops[0]);
+    sft_export(&r.m, again, same, &r.config, r.out, r.out); // onto itself
+    assert_true(sft_exists(sft_path(path, r.out, "tokenizer.json")));
+    sft_template_free(tpl), sft_template_free(same), sft_tokenizer_free(t), sft_tokenizer_free(again), json_decref(plain);
+    run_end(&r);
+}
+
 SFT_TEST_MAIN(cmocka_unit_test(a_resumed_run_has_the_same_bits), cmocka_unit_test(a_checkpoint_holds_what_it_says),
               cmocka_unit_test(finding_says_what_is_there), cmocka_unit_test(damage_is_found), cmocka_unit_test(killed_at_any_moment_it_can_be_resumed),
-              cmocka_unit_test(a_full_disk_loses_nothing), cmocka_unit_test(export_writes_a_hugging_face_folder))
+              cmocka_unit_test(at_every_system_call_it_could_be_resumed), cmocka_unit_test(a_full_disk_loses_nothing), cmocka_unit_test(export_writes_a_hugging_face_folder), cmocka_unit_test(export_says_what_was_trained))
