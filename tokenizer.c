@@ -28,8 +28,9 @@
    that the file says (the reference silently numbers it anew), and files that contradict themselves are refused.
 
    Speed. Words repeat, so each thread remembers the ids of recent words (Sft__Entry); the others are cut where no merge
-   can reach across (sft__join) and merged without touching the allocator (sft__merge). Guarded by test/test_tokenizer.c. The usual pitfall: regular expressions of two
-   engines that look alike and are not (sft__regex translates from Oniguruma, which the files are written for). */
+   can reach across (sft__join) and merged without touching the allocator (sft__merge). Guarded by
+   test/test_tokenizer.c. The usual pitfall: regular expressions of two engines that look alike and are not (sft__regex
+   translates from Oniguruma, which the files are written for). */
 #include "sft.h"
 #include <jansson.h>
 #include <math.h>
@@ -237,7 +238,7 @@ struct SftTokenizer {
     Sft__Words words, raw; // as the file spells them; byte-level: the bytes they stand for
     uint8_t *special;      // by id: 1: left out by skip_special; 2: decoded as the normalizer spells it
     Sft__Merge *merge;     // open addressing
-    uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none, and this small table says so
+    uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none: a small table says so
     int filter_shift;
     bool byte_level, byte_fallback, fuse_unk, ignore_merges;
     bool all_known;            // no unknown token can arise: every byte has an id
@@ -358,7 +359,8 @@ static pcre2_code *sft__regex(const SftTokenizer *t, const char *regex, size_t n
         if (class && c == '&' && d == '&') refused = "&&";
         if (!class && c == '(' && d == '*') refused = "(*";
         if (!class && c == '}' && d == '+') refused = "}+"; // possessive for one engine, a repetition for the other
-        if (!class && c == '[' && (d == ']' || (d == '^' && i + 2 < n && regex[i + 2] == ']'))) refused = "an empty class";
+        bool empty = c == '[' && (d == ']' || (d == '^' && i + 2 < n && regex[i + 2] == ']'));
+        if (!class && empty) refused = "an empty class";
         class = class ? c != ']' : c == '[';
         sft__add(&out, regex + i++, 1);
         if (!class && c == '{' && d == ',') sft__add(&out, "0", 1);
@@ -410,7 +412,8 @@ static bool sft__find(Sft__Finder *f, Sft__Scratch *s) {
    The model: a word -> ids
    ================================================================================================================ */
 static inline const Sft__Merge *sft__pair(const SftTokenizer *t, int32_t a, int32_t b) {
-    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, h = pair * 0x9e3779b97f4a7c15u, bit = h >> t->filter_shift;
+    uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b, h = pair * 0x9e3779b97f4a7c15u;
+    uint64_t bit = h >> t->filter_shift;
     if (!(t->filter[bit / 64] >> bit % 64 & 1)) return NULL;
     for (uint64_t i = h >> 20;; i++) {
         const Sft__Merge *m = &t->merge[i & t->merge_mask];
@@ -427,7 +430,8 @@ static int32_t sft__symbols(const SftTokenizer *t, Sft__Symbol *symbol, const ch
     bool pending = false;
     for (size_t i = 0, from; (from = i) < n;) {
         i += t->byte_level ? 1 : sft__length(word[i]);
-        int32_t id = t->byte_level ? t->byte_id[(uint8_t)word[from]] : sft__words_find(&t->words, word + from, i - from);
+        const char *s = word + from;
+        int32_t id = t->byte_level ? t->byte_id[(uint8_t)*s] : sft__words_find(&t->words, s, i - from);
         if (id >= 0) {
             if (pending) symbol[count++].id = t->unk;
             pending = false;
@@ -622,9 +626,10 @@ static size_t sft__white_right(const char *text, size_t n) {
 static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n) {
     size_t done = 0;
     if (!step->regex) {
-        for (const char *p; done < n && (p = memchr(text + done, step->from, n - done)); done = (size_t)(p - text) + 1) {
+        for (const char *p; done < n && (p = memchr(text + done, step->from, n - done));) {
             sft__add(out, text + done, (size_t)(p - text) - done);
             sft__add(out, step->text, step->n);
+            done = (size_t)(p - text) + 1;
         }
     } else {
         for (Sft__Finder f = SFT__FINDER(step->regex, text, n); sft__find(&f, s); done = f.to) {
@@ -656,7 +661,8 @@ static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const 
         out->n = 0;
         if (step->kind == SFT__UNICODE) {
             utf8proc_uint8_t *result = NULL;
-            utf8proc_ssize_t m = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)*n, &result, step->mode);
+            const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text;
+            utf8proc_ssize_t m = utf8proc_map(from, (utf8proc_ssize_t)*n, &result, step->mode);
             if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
             sft__add(out, (char *)result, (size_t)m);
             free(result);
@@ -911,7 +917,9 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
 }
 
 int64_t sft_vocab_size(const SftTokenizer *t) { return t->words.ids; }
-int32_t sft_token_id(const SftTokenizer *t, const char *token) { return sft__words_find(&t->words, token, strlen(token)); }
+int32_t sft_token_id(const SftTokenizer *t, const char *token) {
+    return sft__words_find(&t->words, token, strlen(token));
+}
 const char *sft_token_text(const SftTokenizer *t, int32_t id) {
     bool none = id < 0 || id >= t->words.ids || t->words.length[id] == SFT__HOLE;
     return none ? NULL : t->words.text.p + t->words.at[id];
@@ -1021,7 +1029,8 @@ static int sft__scheme(SftTokenizer *t, json_t *o) { // older files say add_pref
 }
 
 static void sft__load_pre_tokenizer(SftTokenizer *t, json_t *o) {
-    static const char *const types[] = {"Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit"};
+    static const char *const types[] = {"Split", "ByteLevel", "Digits", "Metaspace",
+                                        "Punctuation", "Whitespace", "WhitespaceSplit"};
     static const char *const modes[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
     if (sft__sequence(t, o, "pretokenizers", sft__load_pre_tokenizer)) return;
     int type = sft__choice(t, o, "type", NULL, "pre_tokenizer", types, SFT_COUNT(types)), mode = 0;
@@ -1101,7 +1110,8 @@ static void sft__load_vocab(SftTokenizer *t, json_t *o, json_t *added) {
     sft__words_open(&t->words, highest + 1, json_object_size(o) + json_array_size(added));
     json_object_foreach(o, token, v) {
         int32_t id = (int32_t)json_integer_value(v);
-        if (sft_token_text(t, id)) sft__bad(t, "\"%.80s\" and \"%.80s\" have the same id %d", sft_token_text(t, id), token, id);
+        const char *other = sft_token_text(t, id);
+        if (other) sft__bad(t, "\"%.80s\" and \"%.80s\" have the same id %d", other, token, id);
         sft__words_put(&t->words, token, strlen(token), id);
     }
 }
@@ -1123,14 +1133,15 @@ static void sft__put_merge(SftTokenizer *t, int32_t a, int32_t b, uint32_t rank,
 }
 
 // The merge of two strings to the token that they spell together.
-static void sft__merge_of(SftTokenizer *t, Sft__Bytes *joined, size_t rank, const char *a, size_t n, const char *b, size_t m) {
+static void sft__merge_of(SftTokenizer *t, Sft__Bytes *joined, size_t rank, const char *a, size_t n, const char *b,
+                          size_t m) {
     joined->n = 0;
     sft__add(joined, a, n), sft__add(joined, b, m), sft__add(joined, "", 1);
     int32_t left = sft__words_find(&t->words, a, n), right = sft__words_find(&t->words, b, m);
     int32_t id = sft__words_find(&t->words, joined->p, n + m);
     if (left < 0 || right < 0 || id < 0)
-        sft__bad(t, "merge %zu (\"%.*s\" \"%.*s\"): \"%.200s\" is not in the vocabulary", rank + 1, (int)SFT_MIN(n, 80), a,
-                 (int)SFT_MIN(m, 80), b, left < 0 ? a : right < 0 ? b : joined->p);
+        sft__bad(t, "merge %zu (\"%.*s\" \"%.*s\"): \"%.200s\" is not in the vocabulary", rank + 1,
+                 (int)SFT_MIN(n, 80), a, (int)SFT_MIN(m, 80), b, left < 0 ? a : right < 0 ? b : joined->p);
     sft__put_merge(t, left, right, (uint32_t)rank, id);
 }
 
@@ -1144,7 +1155,8 @@ static void sft__load_merges(SftTokenizer *t, json_t *list) { // each "left righ
         const char *s = json_string_value(v), *space = s ? strchr(s, ' ') : NULL;
         if (s && !strncmp(s, "#version", 8)) continue;
         bool pair = json_array_size(v) == 2 && json_is_string(x) && json_is_string(y);
-        if (!pair && (!space || strchr(space + 1, ' '))) sft__bad(t, "merge %zu must be \"left right\" or [\"left\", \"right\"]", i + 1);
+        if (!pair && (!space || strchr(space + 1, ' ')))
+            sft__bad(t, "merge %zu must be \"left right\" or [\"left\", \"right\"]", i + 1);
         const char *a = s ? s : json_string_value(x), *b = s ? space + 1 : json_string_value(y);
         sft__merge_of(t, &joined, rank++, a, s ? (size_t)(space - s) : strlen(a), b, strlen(b));
     }
@@ -1192,14 +1204,16 @@ static int sft__by_text(const void *x, const void *y) {
 }
 
 /* Added tokens: {"id", "content", flags}. With a tokenizer.json, those that say "normalized" are looked for as the
-   normalizer spells them, and an id has one name; without (bare), a token may give an id of the vocabulary a new one. */
+   normalizer spells them, and an id has one name; without (bare), a token may rename an id of the vocabulary. */
 static void sft__load_added(SftTokenizer *t, json_t *o, bool bare) {
     const char *content = sft__string(t, o, "content", NULL);
     int32_t id = (int32_t)json_integer_value(json_object_get(o, "id")), other = sft_token_id(t, content);
     const char *name = sft_token_text(t, id);
     if (!*content) sft__bad(t, "the added token with id %d is empty", id);
-    if (other >= 0 && other != id) sft__bad(t, "the added token \"%.80s\" has id %d, the vocabulary says %d", content, id, other);
-    if (other < 0 && name && !bare) sft__bad(t, "the added token \"%.80s\" has id %d, which is \"%.80s\"", content, id, name);
+    if (other >= 0 && other != id)
+        sft__bad(t, "the added token \"%.80s\" has id %d, the vocabulary says %d", content, id, other);
+    if (other < 0 && name && !bare)
+        sft__bad(t, "the added token \"%.80s\" has id %d, which is \"%.80s\"", content, id, name);
     if (other < 0) sft__words_put(&t->words, content, strlen(content), id);
     bool special = sft__flag(t, o, "special", false), normalized = sft__flag(t, o, "normalized", !special);
     if (special) t->special[id] |= 1;
@@ -1228,7 +1242,8 @@ static void sft__load_added_list(SftTokenizer *t, json_t *list, bool bare) {
         Sft__AddedSet *set = sets[k];
         qsort(set->token, (size_t)set->n, sizeof *set->token, sft__by_text);
         for (int j = 1; j < set->n; j++)
-            if (!sft__by_text(&set->token[j - 1], &set->token[j])) sft__bad(t, "the added token \"%.80s\" comes twice", set->token[j].text);
+            if (!sft__by_text(&set->token[j - 1], &set->token[j]))
+                sft__bad(t, "the added token \"%.80s\" comes twice", set->token[j].text);
         for (int b = 0, j = 0; b <= 256; set->first[b++] = j)
             while (j < set->n && (uint8_t)set->token[j].text[0] < b) j++;
     }
@@ -1237,15 +1252,17 @@ static void sft__load_added_list(SftTokenizer *t, json_t *list, bool bare) {
 /* The code points that normalization may change, alone or by joining the one before: all with a combining class, all
    that decompose (and, for NFC, do not come back), and everything but the first in any decomposition. */
 static void sft__find_unstable(SftTokenizer *t) {
+    const int nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
     bool compose = true;
     for (int i = 0; i < t->normalizer.n; i++)
-        if (t->normalizer.step[i].kind == SFT__UNICODE) compose = compose && t->normalizer.step[i].mode == (UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        if (t->normalizer.step[i].kind == SFT__UNICODE) compose = compose && t->normalizer.step[i].mode == nfc;
+    const int how = UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT);
     t->unstable = SFT_NEW(uint8_t, 0x110000 / 8);
     for (int32_t c = 0x80; c < 0x110000; c++) {
         if (c >= 0xd800 && c < 0xe000) continue;
         int32_t part[32];
         bool changes = utf8proc_get_property(c)->combining_class != 0;
-        utf8proc_ssize_t n = utf8proc_decompose_char(c, part, 32, UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT), NULL);
+        utf8proc_ssize_t n = utf8proc_decompose_char(c, part, 32, how, NULL);
         if (n != 1 || part[0] != c) {
             for (utf8proc_ssize_t k = 1; k < n && k < 32; k++) t->unstable[part[k] / 8] |= (uint8_t)(1 << part[k] % 8);
             if (compose && n > 0 && n <= 32) n = utf8proc_normalize_utf32(part, n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
@@ -1323,15 +1340,17 @@ static void sft__load_tables(SftTokenizer *t) {
 /* ================================================================================================================
    Loading: the files
    ================================================================================================================ */
-// The id of a special token that tokenizer_config.json names, or else config.json by id; -1: neither does, or it is null.
+// The id of a special token that tokenizer_config.json names, else config.json by id; -1: neither does, or it is null.
 static int32_t sft__special_id(SftTokenizer *t, json_t *config, json_t *model, const char *key, int32_t absent) {
     char id_key[32];
     json_t *v = json_object_get(config, key);
     if (json_is_object(v)) v = json_object_get(v, "content");
     const char *name = json_string_value(v);
-    if (name && sft_token_id(t, name) < 0) sft__bad(t, "tokenizer_config.json's %s \"%.80s\" is not in the vocabulary", key, name);
+    if (name && sft_token_id(t, name) < 0)
+        sft__bad(t, "tokenizer_config.json's %s \"%.80s\" is not in the vocabulary", key, name);
     if (name) return sft_token_id(t, name);
-    if (v && !json_is_null(v)) sft__bad(t, "tokenizer_config.json's %s must be a string or an object with \"content\"", key);
+    if (v && !json_is_null(v))
+        sft__bad(t, "tokenizer_config.json's %s must be a string or an object with \"content\"", key);
     snprintf(id_key, sizeof id_key, "%s_id", key);
     json_t *id = json_object_get(model, id_key);
     if (json_is_array(id)) id = json_array_get(id, 0);
@@ -1385,7 +1404,7 @@ static json_t *sft__config_added(SftTokenizer *t, json_t *config) {
         char *end;
         long id = strtol(key, &end, 10);
         if (!*key || *end || id < 0 || id > SFT__MAX_ID || !json_is_object(v))
-            sft__bad(t, "added_tokens_decoder of tokenizer_config.json: \"%.40s\" must be an id, and hold an object", key);
+            sft__bad(t, "added_tokens_decoder of tokenizer_config.json: \"%.40s\" must be an id with an object", key);
         json_array_append_new(list, v = json_deep_copy(v));
         json_object_set_new(v, "id", json_integer(id));
         json_object_set_new(v, "normalized", json_false());
@@ -1393,7 +1412,7 @@ static json_t *sft__config_added(SftTokenizer *t, json_t *config) {
     return list;
 }
 
-static json_t *sft__present(const SftTokenizer *t, json_t *o, const char *key) { // an object, or NULL for null and nothing
+static json_t *sft__present(const SftTokenizer *t, json_t *o, const char *key) { // an object; NULL: null, or nothing
     json_t *v = json_object_get(o, key);
     if (v && !json_is_null(v) && !json_is_object(v)) sft__bad(t, "\"%s\" must be an object or null", key);
     return json_is_object(v) ? v : NULL;
@@ -1411,7 +1430,8 @@ static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // t
     added = sft__array(t, root, "added_tokens");
     sft__load_vocab(t, json_object_get(model, "vocab"), added);
     sft__load_merges(t, sft__array(t, model, "merges"));
-    t->byte_fallback = sft__flag(t, model, "byte_fallback", false), t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
+    t->byte_fallback = sft__flag(t, model, "byte_fallback", false);
+    t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
     t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
     if (*unk && (t->unk = sft_token_id(t, unk)) < 0) sft__bad(t, "unk_token \"%.80s\" is not in the vocabulary", unk);
     if ((o = sft__present(t, root, "normalizer"))) sft__load_normalizer(t, o);
@@ -1430,7 +1450,8 @@ static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) 
     char *text = sft_read_file(merges, NULL), *line = text;
     while (*line) {
         size_t n = strcspn(line, "\r\n");
-        if (!(merge = json_stringn(line, n))) sft__bad(t, "%s, line %zu: is not UTF-8", merges, json_array_size(lines) + 1);
+        merge = json_stringn(line, n);
+        if (!merge) sft__bad(t, "%s, line %zu: is not UTF-8", merges, json_array_size(lines) + 1);
         json_array_append_new(lines, merge);
         line += n;
         line += *line == '\r';
@@ -1450,7 +1471,13 @@ static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) 
 }
 
 // Protocol buffers: a message is a row of fields, each a number, a wire type and a value.
-typedef struct { const SftTokenizer *t; const uint8_t *p, *end, *bytes; uint64_t value; size_t n; int field; } Sft__Proto;
+typedef struct {
+    const SftTokenizer *t;
+    const uint8_t *p, *end, *bytes;
+    uint64_t value;
+    size_t n;
+    int field;
+} Sft__Proto;
 
 static uint64_t sft__varint(Sft__Proto *m) { // seven bits a byte, lowest first, the eighth says that more follow
     uint64_t v = 0;
@@ -1493,7 +1520,8 @@ static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
     }
     const char *text = json_string_value(piece);
     size_t n = json_string_length(piece);
-    if (!n || n > 1000 || strlen(text) != n || !isfinite(score) || json_object_get(p->vocab, text) || p->n > SFT__MAX_ID)
+    bool twice = json_object_get(p->vocab, text) != NULL;
+    if (!n || n > 1000 || strlen(text) != n || !isfinite(score) || twice || p->n > SFT__MAX_ID)
         sft__bad(t, "piece %d is empty, too long, not UTF-8, comes twice or has no score", p->n);
     if (type < SFT__NORMAL || type > SFT__BYTE || type == SFT__UNUSED)
         sft__bad(t, "piece \"%.80s\" is of a type that is not supported (%llu)", text, (unsigned long long)type);
@@ -1570,8 +1598,8 @@ static json_t *sft__config_file(const char *folder) {
 }
 
 SftTokenizer *sft_tokenizer_load(const char *folder) {
-    static const char *const files[][2] = {
-        {"tokenizer.json", "tokenizer.json"}, {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.model", "tokenizer.model"}};
+    static const char *const files[][2] = {{"tokenizer.json", "tokenizer.json"}, {"vocab.json", "merges.txt"},
+                                           {"encoder.json", "vocab.bpe"}, {"tokenizer.model", "tokenizer.model"}};
     char path[4096], other[4096];
     SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
     t->unk = t->bos = t->eos = -1;
@@ -1580,10 +1608,11 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
     int kind = 0;
     for (; kind < SFT_COUNT(files); kind++)
-        if (sft_exists(sft_path(path, folder, files[kind][0])) && sft_exists(sft_path(other, folder, files[kind][1]))) break;
+        if (sft_exists(sft_path(path, folder, files[kind][0])) && sft_exists(sft_path(other, folder, files[kind][1])))
+            break;
     if (kind == SFT_COUNT(files))
-        sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or encoder.json and "
-                               "vocab.bpe, or tokenizer.model", folder);
+        sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or "
+                               "encoder.json and vocab.bpe, or tokenizer.model", folder);
     t->file = sft_format("%s", path);
     if (kind == 0) sft__load_json(t, root = sft_json_file(path), config);
     else if (kind == 3) sft__load_sentencepiece(t, config);
@@ -1604,7 +1633,8 @@ void sft_tokenizer_free(SftTokenizer *t) {
         Sft__Scratch *s = &t->scratch[i];
         for (int k = 0; k < SFT__STEPS; k++) free(s->step[k].p);
         pcre2_match_data_free(s->match), pcre2_match_context_free(s->context), pcre2_jit_stack_free(s->stack);
-        free(s->utf8.p), free(s->normal[0].p), free(s->normal[1].p), free(s->cache), free(s->symbol), free(s->rank), free(s->heap);
+        free(s->utf8.p), free(s->normal[0].p), free(s->normal[1].p);
+        free(s->cache), free(s->symbol), free(s->rank), free(s->heap);
     }
     for (int k = 0; k < 2; k++) {
         Sft__AddedSet *set = k ? &t->normalized : &t->plain;
@@ -1617,7 +1647,8 @@ void sft_tokenizer_free(SftTokenizer *t) {
         for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
     }
     pcre2_code_free(t->word_char);
-    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->special), free(t->merge), free(t->filter);
+    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->special);
+    free(t->merge), free(t->filter);
     free(t->chat_template), free(t->file), free(t->scratch), free(t);
 }
 
@@ -1634,12 +1665,14 @@ void sft_tokenizer_free(SftTokenizer *t) {
    space before {assistant} belongs to the answer, because byte-level vocabularies spell it as part of the first word.
 
    Special tokens written in a message's text are recognised, as in Hugging Face's tokenizers (<think>, <tool_call>,
-   ...), except the template's own marks: "<|im_end|>" inside a user's text stays the ten characters it is and cannot end
-   the turn, where Hugging Face would take it for the mark. (Marks that are plain text, such as [INST], cannot be told
-   apart.) The usual pitfall: BOS twice, once by the template and once by the tokenizer. Here it comes from one place. */
-enum { SFT__T_SYSTEM, SFT__T_USER, SFT__T_ASSISTANT, SFT__T_TOOL, SFT__T_CALL, SFT__T_ROLES, // formats, one for each role
-       SFT__T_TOOLS_BEGIN = SFT__T_ROLES, SFT__T_TOOLS_BETWEEN, SFT__T_TOOLS_END, // around outputs of tools
-       SFT__T_TAIL, SFT__T_FORMATS };                                             // ends a conversation
+   ...), except the template's own marks: "<|im_end|>" inside a user's text stays the ten characters it is and cannot
+   end the turn, where Hugging Face would take it for the mark. (Marks that are plain text, such as [INST], cannot be
+   told apart.) The usual pitfall: BOS twice, once by the template and once by the tokenizer. Here it comes from one
+   place. */
+enum { // formats: one for each role, those around outputs of tools, and what ends a conversation
+    SFT__T_SYSTEM, SFT__T_USER, SFT__T_ASSISTANT, SFT__T_TOOL, SFT__T_CALL, SFT__T_ROLES,
+    SFT__T_TOOLS_BEGIN = SFT__T_ROLES, SFT__T_TOOLS_BETWEEN, SFT__T_TOOLS_END, SFT__T_TAIL, SFT__T_FORMATS
+};
 static const char *const sft__roles[] = {"system", "user", "assistant", "tool", "function_call"};
 static const char *const sft__places[] = {"{system}", "{user}", "{assistant}", "{tool}", "{assistant}"};
 enum {
@@ -1647,17 +1680,21 @@ enum {
     SFT__T_FUSE_LAST = 2,      // ... inside the last one
     SFT__T_TRIM = 4,           // white space around every content is cut off, as Jinja's trim does
     SFT__T_TRIM_ALL = 8,       // ... after the system text has been fused in
-    SFT__T_ALTERNATE = 16,     // user, assistant, user, ...: anything else is refused, as the family's own template does
+    SFT__T_ALTERNATE = 16,     // user, assistant, user, ...: anything else is refused, as the family's template does
     SFT__T_BOS_EACH = 32,      // every user message begins with BOS (Llama 2: a conversation is a list of closed texts)
     SFT__T_SYSTEM_UP = 64,     // all system messages are joined at the front
     SFT__T_TOOL_ANSWERS = 128, // the answer after a tool's output has no heading of its own
-    SFT__T_THINK = 256,        // Qwen3: the last answer begins with <think>...</think>, empty unless the content brings one
+    SFT__T_THINK = 256,        // Qwen3: the last answer begins with <think>...</think>, empty if the content has none
 };
-/* A row: name; marks that tell its Jinja text from the ones below it; flags; the stop token (NULL: the tokenizer's eos);
-   the system text of a conversation that brings none; formats. {stop} is the stop token. No format for tools: their output
-   is a user message. The dates of Llama 3.1 are those its template falls back on. Mistral 0.3's own template loses the
-   system text once the last question is answered; here it stays where it stood when that was asked. */
-typedef struct { const char *name, *mark[3]; int flags; const char *stop, *standard, *format[SFT__T_FORMATS]; } Sft__Row;
+/* A row: name; marks that tell its Jinja text from the ones below it; flags; the stop token (NULL: the tokenizer's
+   eos); the system text of a conversation that brings none; formats. {stop} is the stop token. No format for tools:
+   their output is a user message. The dates of Llama 3.1 are those its template falls back on. Mistral 0.3's own
+   template loses the system text once the last question is answered; here it stays where it stood. */
+typedef struct {
+    const char *name, *mark[3];
+    int flags;
+    const char *stop, *standard, *format[SFT__T_FORMATS];
+} Sft__Row;
 // clang-format off
 #define SFT__IM "<|im_start|>system\n{system}<|im_end|>\n", "<|im_start|>user\n{user}<|im_end|>\n", "<|im_start|>assistant\n{assistant}{stop}\n"
 #define SFT__IM_TOOL "<|im_start|>tool\n{tool}<|im_end|>\n"
@@ -1732,8 +1769,9 @@ static char *sft__row_names(const SftTokenizer *t) {
 static void sft__add_stop(SftTemplate *p, const char *stop) { // NULL: the tokenizer's eos
     int32_t id = stop ? sft_token_id(p->t, stop) : sft_eos(p->t);
     if (id < 0)
-        sft_die(SFT_BAD_INPUT, "template %s ends an answer with %s, which is not one token of this vocabulary; templates that "
-                "fit: %s", p->name, stop ? stop : "the tokenizer's eos_token", sft__row_names(p->t));
+        sft_die(SFT_BAD_INPUT, "template %s ends an answer with %s, which is not one token of this vocabulary; "
+                               "templates that fit: %s", p->name, stop ? stop : "the tokenizer's eos_token",
+                sft__row_names(p->t));
     for (int i = 0; i < p->nstops; i++)
         if (p->stop[i] == id) return;
     if (p->nstops < SFT_COUNT(p->stop)) p->stop[p->nstops++] = id;
@@ -1762,7 +1800,9 @@ static void sft__set_format(SftTemplate *p, int f, const char *format) {
     p->before[f] = side[0].p, p->after[f] = side[1].p;
 }
 
-static void sft__encode_text(const SftTokenizer *t, SftIds *out, const char *s) { sft_encode(t, out, s, strlen(s), false); }
+static void sft__encode_text(const SftTokenizer *t, SftIds *out, const char *s) {
+    sft_encode(t, out, s, strlen(s), false);
+}
 
 // Special tokens among the ids of the formats, stop tokens, BOS and eos: those that skip_special leaves out.
 static void sft__find_marks(SftTemplate *p) {
@@ -1771,7 +1811,8 @@ static void sft__find_marks(SftTemplate *p) {
     for (int i = 0; i < p->nstops; i++) ids.ids[ids.n++] = p->stop[i];
     ids.ids[ids.n++] = sft_bos(p->t), ids.ids[ids.n++] = sft_eos(p->t);
     sft__encode_text(p->t, &ids, p->head), sft__encode_text(p->t, &ids, p->separator);
-    for (int f = 0; f < SFT__T_FORMATS; f++) sft__encode_text(p->t, &ids, p->before[f]), sft__encode_text(p->t, &ids, p->after[f]);
+    for (int f = 0; f < SFT__T_FORMATS; f++)
+        sft__encode_text(p->t, &ids, p->before[f]), sft__encode_text(p->t, &ids, p->after[f]);
     p->mark = SFT_NEW(int32_t, ids.n);
     for (int64_t i = 0; i < ids.n; i++) {
         bool known = ids.ids[i] < 0;
@@ -1829,11 +1870,14 @@ static SftTemplate *sft__plain_template(const SftTokenizer *t, json_t *plain) {
         if (!json_is_string(value)) sft_die(SFT_BAD_INPUT, "template: \"%s\" is not a string", key);
         if (!strcmp(key, "default_system")) row.standard = json_string_value(value);
         else if (f < SFT__T_CALL) row.format[f] = json_string_value(value);
-        else sft_die(SFT_BAD_INPUT, "template: unknown key \"%s\"; known: system, user, assistant, tool, default_system, stop", key);
+        else
+            sft_die(SFT_BAD_INPUT, "template: unknown key \"%s\"; known: system, user, assistant, tool, "
+                                   "default_system, stop", key);
     }
     if (!user) sft_die(SFT_BAD_INPUT, "template: \"user\" is missing, a text with {user} in it");
     json_t *first = json_is_array(stops) ? json_array_get(stops, 0) : stops;
-    if (stops && !json_is_string(first)) sft_die(SFT_BAD_INPUT, "template: \"stop\" is not a token or a list of tokens");
+    if (stops && !json_is_string(first))
+        sft_die(SFT_BAD_INPUT, "template: \"stop\" is not a token or a list of tokens");
     row.stop = json_string_value(first);
     SftTemplate *p = sft__template_of(t, &row);
     for (size_t i = 1; i < json_array_size(stops); i++) {
@@ -1856,8 +1900,8 @@ static void sft__trim_text(const char **s, size_t *n) { // as Python's str.strip
     }
 }
 
-// Appends a message's text. Inside the template's own marks tokenisation is cut, behind the first character: a byte that
-// UTF-8 never has stands there.
+// Appends a message's text. Inside the template's own marks tokenisation is cut, behind the first character: a byte
+// that UTF-8 never has stands there.
 #define SFT__CUT "\xff"
 static void sft__add_content(const SftTemplate *p, Sft__Bytes *b, const char *s, size_t n) {
     for (size_t i = 0, from = 0; i <= n; i++) {
@@ -1881,8 +1925,8 @@ static void sft__push_token(SftTokens *out, int32_t id, bool trained) {
     out->ids[out->n] = id, out->trained[out->n++] = trained;
 }
 
-// Tokenises the text that has gathered in `b` and empties it. Where the tokenizer puts a space before a text, a piece is
-// encoded behind what stands before it (the mark, or a stand-in that merges with nothing), as it would be in the whole.
+// Tokenises the text that has gathered in `b` and empties it. Where the tokenizer puts a space before a text, a piece
+// is encoded behind what stands before it (the mark, or a stand-in that merges with nothing), as in the whole.
 static void sft__flush(const SftTemplate *p, SftTokens *out, Sft__Bytes *b, bool trained) {
     SftIds ids = {0};
     Sft__Bytes whole = {0};
@@ -1920,8 +1964,8 @@ static char *sft__check_roles(const SftTemplate *p, const SftMessage *m, int n) 
         if (r == SFT__T_SYSTEM && i > 0 && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST))
             return sft_format("message %d: template %s takes a system message in the first place only", i + 1, p->name);
         if (r != SFT__T_SYSTEM && p->flags & SFT__T_ALTERNATE && sft__answers(r) != (turn++ % 2 == 1))
-            return sft_format("message %d: template %s wants user and assistant in turn, this one is by %s", i + 1, p->name,
-                              m[i].role);
+            return sft_format("message %d: template %s wants user and assistant in turn, this one is by %s", i + 1,
+                              p->name, m[i].role);
     }
     return n ? NULL : sft_format("a conversation without messages");
 }
@@ -1938,16 +1982,18 @@ static void sft__add_thought(const SftTemplate *p, Sft__Bytes *b, const char *s,
         while (thought < end && end[-1] == '\n') end--;
     }
     if (after_user && (last || thought < end)) {
-        sft__adds(b, "<think>\n"), sft__add_content(p, b, thought, (size_t)(end - thought)), sft__adds(b, "\n</think>\n\n");
+        sft__adds(b, "<think>\n"), sft__add_content(p, b, thought, (size_t)(end - thought));
+        sft__adds(b, "\n</think>\n\n");
         while (*s == '\n') s++;
     }
     sft__add_content(p, b, s, (size_t)(stop - s));
 }
 
-static int sft__last_query(const SftMessage *m, int n) { // the last user message that is not a tool's output in disguise
+static int sft__last_query(const SftMessage *m, int n) { // the last user message that is no tool's output in disguise
     for (int i = n - 1; i >= 0; i--) {
-        const char *s = m[i].content;
-        bool wrapped = m[i].bytes >= 31 && !strncmp(s, "<tool_response>", 15) && !strcmp(s + m[i].bytes - 16, "</tool_response>");
+        const char *s = m[i].content, *begin = "<tool_response>", *end = "</tool_response>";
+        size_t n1 = strlen(begin), n2 = strlen(end);
+        bool wrapped = m[i].bytes >= n1 + n2 && !strncmp(s, begin, n1) && !strcmp(s + m[i].bytes - n2, end);
         if (sft__role(&m[i]) == SFT__T_USER && !wrapped) return i;
     }
     return n - 1;
@@ -1963,7 +2009,8 @@ static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage
         const char *s = m[i].content;
         size_t bytes = m[i].bytes;
         u->role = sft__role(&m[i]), u->trained = m[i].weight != 0;
-        bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST), answer = sft__answers(u->role);
+        bool answer = sft__answers(u->role);
+        bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST);
         if ((p->flags & SFT__T_TRIM && !fused) || (p->flags & SFT__T_TRIM_ALL && answer)) sft__trim_text(&s, &bytes);
         if (p->flags & SFT__T_THINK && answer) sft__add_thought(p, &u->text, s, bytes, i > query, i + 1 == n);
         else sft__add_content(p, &u->text, s, bytes);
@@ -2019,7 +2066,8 @@ char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *m, int 
         if (p->flags & SFT__T_TRIM_ALL) sft__trim_text(&s, &bytes);
         sft__adds(&b, role == SFT__T_ASSISTANT ? "" : p->before[role]), sft__add(&b, s, bytes);
         sft__adds(&b, p->after[role]);
-        if (role == SFT__T_TOOL && (i + 1 == turns || turn[i + 1].role != SFT__T_TOOL)) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
+        bool last_tool = role == SFT__T_TOOL && (i + 1 == turns || turn[i + 1].role != SFT__T_TOOL);
+        if (last_tool) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
         if (sft__answers(role)) {
             sft__adds(&b, role == SFT__T_CALL ? p->after[SFT__T_ASSISTANT] : "");
             sft__flush(p, out, &b, u->trained), sft__push_token(out, p->stop[0], u->trained);
@@ -2063,8 +2111,8 @@ static const char sft__program[] =
 // clang-format on
 
 static char *sft__jinja(const SftTemplate *p, json_t *plain) {
-    static const char *flags[] = {"fuse", "fuse_last", "trim", "trim_all", "alternate", "bos_each", "system_up", "tool_answers",
-                                  "think"};
+    static const char *flags[] = {"fuse", "fuse_last", "trim", "trim_all", "alternate",
+                                  "bos_each", "system_up", "tool_answers", "think"};
     static const char *more[] = {"tools_begin", "tools_between", "tools_end", "tail"};
     json_t *made_by = plain ? json_incref(plain) : json_string(p->name), *v = json_object(), *value;
     char *made = json_dumps(made_by, JSON_ENCODE_ANY | JSON_ENSURE_ASCII | JSON_COMPACT);
@@ -2082,7 +2130,8 @@ static char *sft__jinja(const SftTemplate *p, json_t *plain) {
     json_object_set_new(v, "tools", json_boolean(p->tools));
     if (p->standard) json_object_set_new(v, "standard", json_string(p->standard));
     Sft__Bytes b = {0};
-    sft__adds(&b, "{#- sft template "), sft__adds(&b, made), sft__adds(&b, p->standard ? " -#}" : " -#}{% set standard = none %}");
+    sft__adds(&b, "{#- sft template "), sft__adds(&b, made);
+    sft__adds(&b, p->standard ? " -#}" : " -#}{% set standard = none %}");
     const char *name;
     json_object_foreach(v, name, value) { // JSON's strings, lists and booleans are Jinja's
         char *text = json_dumps(value, JSON_ENCODE_ANY), *set = sft_format("{%% set %s = %s %%}", name, text);
@@ -2111,11 +2160,13 @@ static char *sft__standard_of(const char *jinja) {
     return NULL;
 }
 
-static const Sft__Row *sft__find_row(const char *name, const char *jinja) { // by name, or by the marks in the Jinja text
+// By name, or by the marks in the Jinja text.
+static const Sft__Row *sft__find_row(const char *name, const char *jinja) {
     for (int i = 0; i < SFT_COUNT(sft__rows); i++) {
         const Sft__Row *row = &sft__rows[i];
         size_t n = strlen(row->name);
-        if (name && !strncmp(name, row->name, n) && (!name[n] || !strcmp(name + n, "_chat"))) return row; // XTuner: qwen_chat
+        bool named = name && !strncmp(name, row->name, n);
+        if (named && (!name[n] || !strcmp(name + n, "_chat"))) return row; // XTuner: qwen_chat
         bool all = jinja && row->mark[0];
         for (int k = 0; k < 3 && all && row->mark[k]; k++) all = strstr(jinja, row->mark[k]) != NULL;
         if (all) return row;
@@ -2132,10 +2183,13 @@ SftTemplate *sft_template(const SftTokenizer *t, const char *name, json_t *plain
     if (!asked && json_is_object(comment)) plain = comment;
     if (!plain && !row && (name || own))
         sft_die(SFT_BAD_INPUT, "template: %s%s; expected one of %s, or {\"system\", \"user\", \"assistant\", \"stop\"}",
-                name ? "unknown name " : "the model's chat_template is none that is known here", name ? name : "", sft__row_names(NULL));
-    SftTemplate *p = plain ? sft__plain_template(t, plain) : sft__template_of(t, row ? row : sft__find_row("default", NULL));
+                name ? "unknown name " : "the model's chat_template is none that is known here", name ? name : "",
+                sft__row_names(NULL));
+    if (!row && !plain) row = sft__find_row("default", NULL);
+    SftTemplate *p = plain ? sft__plain_template(t, plain) : sft__template_of(t, row);
     bool same = own && (plain ? plain == comment : row == recognised); // then the model's own text stays
-    if (same && row && !comment && !strncmp(row->format[0], "<|im_start|>", 12)) { // ChatML: with the system text it brings
+    bool chatml = same && row && !comment && !strncmp(row->format[0], "<|im_start|>", 12);
+    if (chatml) { // with the system text it brings
         char *standard = sft__standard_of(own);
         same = !name || !strcmp(p->standard ? p->standard : "", standard ? standard : "");
         if (!name) free(p->standard), p->standard = standard;
@@ -2143,7 +2197,8 @@ SftTemplate *sft_template(const SftTokenizer *t, const char *name, json_t *plain
     }
     p->jinja = same ? strdup(own) : sft__jinja(p, plain);
     if (!asked && !own)
-        sft_note("the tokenizer has no chat_template: template default, an answer ends with %s", sft_token_text(t, p->stop[0]));
+        sft_note("the tokenizer has no chat_template: template default, an answer ends with %s",
+                 sft_token_text(t, p->stop[0]));
     if (!asked && own)
         sft_note("template %s, recognised from the tokenizer's chat_template%s%s", p->name,
                  p->standard ? "; system text where none is given: " : "", p->standard ? p->standard : "");
