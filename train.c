@@ -30,9 +30,10 @@ static void on_signal(int number) {
 /* ---- opening and closing --------------------------------------------------------------------------------------- */
 static Run open_run(const SftConfig *config, const char *folder) {
     Run r = {.config = config, .folder = folder};
-    if (!folder) sft_die(SFT_BAD_INPUT, "no model: set model_name_or_path in the run file, or name a model folder after the command");
+    if (!folder) sft_die(SFT_BAD_INPUT, "no model: set model_name_or_path, or name a model folder after the command");
     if (!sft_is_folder(folder))
-        sft_die(SFT_BAD_INPUT, "model_name_or_path: there is no folder %s (expected a Hugging Face folder with config.json, *.safetensors and tokenizer files)", folder);
+        sft_die(SFT_BAD_INPUT, "model_name_or_path: there is no folder %s (expected a Hugging Face folder with "
+                               "config.json, *.safetensors and tokenizer files)", folder);
     json_t *tpl = config->template_;
     r.tokenizer = sft_tokenizer_load(folder);
     r.chat = sft_template(r.tokenizer, json_string_value(tpl), json_is_object(tpl) ? tpl : NULL);
@@ -42,7 +43,8 @@ static Run open_run(const SftConfig *config, const char *folder) {
 static void open_data(Run *r, bool training) { // [3]
     const SftConfig *config = r->config;
     if (training) {
-        if (!config->train_file) sft_die(SFT_BAD_INPUT, "train_file is not set: name a JSON, JSONL or text file, or a list of them");
+        if (!config->train_file)
+            sft_die(SFT_BAD_INPUT, "train_file is not set: name a JSON, JSONL or text file, or a list of them");
         r->train = sft_dataset(config, r->tokenizer, r->chat, config->train_file);
         if (config->validation_split > 0 && !config->validation_file)
             sft_dataset_split(&r->train, &r->validation, config->validation_split, (uint64_t)config->seed);
@@ -65,8 +67,10 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool 
     r->arch = sft_arch(r->folder);
     sft_resize_vocab(&r->arch, sft_vocab_size(r->tokenizer), config->resize_vocab);
     if (r->arch.learned_positions && trains && config->max_length > r->arch.P)
-        sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only", (long long)config->max_length, (long long)r->arch.P);
-    sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, cache, plan, &sft_cpu);
+        sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only",
+                (long long)config->max_length, (long long)r->arch.P);
+    sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, cache, plan,
+                   &sft_cpu);
     r->ctx = (SftCtx){.ops = &sft_cpu, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
 }
 
@@ -91,7 +95,8 @@ static void close_run(Run *r) {
 // Prompt (a string, a list of messages, or an object with either) -> token ids that end where the answer begins.
 static SftIds prompt_ids(const Run *r, json_t *prompt, const char *where) {
     SftIds ids = {0};
-    if (json_is_object(prompt)) prompt = json_object_get(prompt, json_object_get(prompt, "messages") ? "messages" : "prompt");
+    json_t *messages = json_object_get(prompt, "messages");
+    if (json_is_object(prompt)) prompt = messages ? messages : json_object_get(prompt, "prompt");
     if (json_is_string(prompt) && r->config->raw) {
         sft_encode(r->tokenizer, &ids, json_string_value(prompt), json_string_length(prompt), true);
         return ids;
@@ -99,16 +104,19 @@ static SftIds prompt_ids(const Run *r, json_t *prompt, const char *where) {
     SftMessage list[256];
     int n = 0;
     if (r->config->system) list[n++] = (SftMessage){"system", r->config->system, strlen(r->config->system), 0};
-    if (json_is_string(prompt)) list[n++] = (SftMessage){"user", json_string_value(prompt), json_string_length(prompt), 0};
+    if (json_is_string(prompt))
+        list[n++] = (SftMessage){"user", json_string_value(prompt), json_string_length(prompt), 0};
     size_t i;
     json_t *m;
     json_array_foreach(prompt, i, m) {
         json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
         if (!json_is_string(role) || !json_is_string(content) || n == SFT_COUNT(list))
-            sft_die(SFT_BAD_INPUT, "%s, message %zu: expected {\"role\": string, \"content\": string}, at most 255 of them", where, i + 1);
+            sft_die(SFT_BAD_INPUT, "%s, message %zu: expected {\"role\": string, \"content\": string}, at most 255 of "
+                                   "them", where, i + 1);
         list[n++] = (SftMessage){json_string_value(role), json_string_value(content), json_string_length(content), 0};
     }
-    if (!json_is_string(prompt) && !json_is_array(prompt)) sft_die(SFT_BAD_INPUT, "%s: a prompt is a string or a list of messages", where);
+    if (!json_is_string(prompt) && !json_is_array(prompt))
+        sft_die(SFT_BAD_INPUT, "%s: a prompt is a string or a list of messages", where);
     SftTokens tokens = {0};
     char *wrong = sft_render(r->chat, &tokens, list, n, true);
     if (wrong) sft_die(SFT_BAD_INPUT, "%s: %s", where, wrong);
@@ -125,9 +133,11 @@ static int stop_ids(const Run *r, int32_t out[32]) {
     return n;
 }
 
-static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, void (*on_token)(void *, int32_t), void *arg) { // [10]
-    const SftConfig *config = r->config;
-    SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty, (uint64_t)config->seed};
+typedef void OnToken(void *arg, int32_t id);
+static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, OnToken *on_token, void *arg) {
+    const SftConfig *config = r->config; // [10]
+    SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty,
+                       (uint64_t)config->seed};
     int32_t stops[32];
     SftIds out = {0};
     sft_generate(&r->ctx, &r->model, &out, prompt, n, stops, stop_ids(r, stops), how, on_token, arg);
@@ -146,8 +156,8 @@ static json_t *answer_json(Run *r, json_t *prompt, const char *where) {
     SftIds out = answer(r, ids.ids, ids.n, r->config->max_new_tokens, NULL, NULL);
     size_t bytes;
     char *text = sft_decode(r->tokenizer, out.ids, out.n, true, &bytes);
-    json_t *result = json_pack("{s:o, s:o, s:o}", "prompt_ids", ids_json(ids.ids, ids.n), "output_ids", ids_json(out.ids, out.n),
-                               "text", json_stringn(text, bytes));
+    json_t *result = json_pack("{s:o, s:o, s:o}", "prompt_ids", ids_json(ids.ids, ids.n), "output_ids",
+                               ids_json(out.ids, out.n), "text", json_stringn(text, bytes));
     free(text), free(out.ids), free(ids.ids);
     return result;
 }
@@ -163,10 +173,11 @@ static void answer_inputs(Run *r, int64_t step) { // evaluation_inputs, to the s
 }
 
 /* ---- evaluation: loss by token, and exact match ------------------------------------------------------------------ */
-typedef struct { double loss, exact; int64_t tokens; } Score; // loss: mean over tokens; exact: share of rows, NAN if not asked
+// loss: mean over tokens; exact: share of rows, NAN if not asked
+typedef struct { double loss, exact; int64_t tokens; } Score;
 
-// Adds a row of {"loss", "tokens"[, "input_ids", "labels", "logprobs"]} for every document of the batch. `targets` are the
-// trained ones; with per_token, logprobs holds those of all tokens.
+// Adds a row of {"loss", "tokens"[, "input_ids", "labels", "logprobs"]} for every document of the batch. `targets` are
+// the trained ones; with per_token, logprobs holds those of all tokens.
 static void add_rows(const Run *r, json_t *rows, const SftBatch *b, const int32_t *targets, const float *logprobs) {
     for (int64_t first = 0; first < b->n; first = b->end[first]) {
         double sum = 0;
@@ -180,7 +191,11 @@ static void add_rows(const Run *r, json_t *rows, const SftBatch *b, const int32_
         }
         json_object_set_new(row, "loss", n ? json_real(sum / (double)n) : json_null());
         json_object_set_new(row, "tokens", json_integer(n));
-        if (r->config->per_token) json_object_set(row, "input_ids", ids), json_object_set(row, "labels", labels), json_object_set(row, "logprobs", each);
+        if (r->config->per_token) {
+            json_object_set(row, "input_ids", ids);
+            json_object_set(row, "labels", labels);
+            json_object_set(row, "logprobs", each);
+        }
         json_decref(ids), json_decref(labels), json_decref(each);
         json_array_append_new(rows, row);
     }
@@ -215,8 +230,8 @@ static Score evaluate(Run *r, json_t *rows) {
     return (Score){tokens ? sum / (double)tokens : 0, NAN, tokens};
 }
 
-/* The share of samples whose last answer the model gives word for word, greedily, from the tokens before it. An answer of
-   n bytes has at most n tokens, so that a longer one is wrong already. */
+/* The share of samples whose last answer the model gives word for word, greedily, from the tokens before it. An answer
+   of n bytes has at most n tokens, so that a longer one is wrong already. */
 static double exact_match(Run *r) {
     const SftDataset *d = &r->validation;
     int64_t right = 0;
@@ -245,9 +260,9 @@ static Score score(Run *r, int64_t step) {
     return s;
 }
 
-/* ---- train -------------------------------------------------------------------------------------------------------- */
-/* One optimizer step over `rows` packs: every micro-batch forward and backward, then the update. The gradient is that of
-   the mean loss over all trained tokens of the step, so their number is known before the first backward. */
+/* ---- train ------------------------------------------------------------------------------------------------------- */
+/* One optimizer step over `rows` packs: every micro-batch forward and backward, then the update. The gradient is that
+   of the mean loss over all trained tokens of the step, so their number is known before the first backward. */
 static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, int64_t rows) {
     SftStepLine line = {0};
     double start = sft_now(), loss = 0;
@@ -272,6 +287,12 @@ static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, i
     return line;
 }
 
+// Whether a strategy (no, steps, epoch) asks for something after this step.
+static bool due(const char *strategy, int64_t every, int64_t step, bool new_epoch) {
+    if (!strcmp(strategy, "epoch")) return new_epoch;
+    return !strcmp(strategy, "steps") && every && step % every == 0;
+}
+
 static int train(const SftConfig *config) {
     char *resume = sft_checkpoint_find(config); // [9]
     Run r = open_run(config, resume ? resume : config->model_name_or_path);
@@ -285,13 +306,16 @@ static int train(const SftConfig *config) {
     int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
     int64_t per_epoch = sft_steps_per_epoch(&r.train, rows_per_step), order_of = -1;
     int64_t *order = SFT_NEW(int64_t, r.train.packs);
-    SftTrainer t = sft_trainer(config, config->max_steps > 0 ? config->max_steps : (int64_t)ceil(config->num_train_epochs * (double)per_epoch)); // [8]
+    int64_t total = config->max_steps;
+    if (total <= 0) total = (int64_t)ceil(config->num_train_epochs * (double)per_epoch);
+    SftTrainer t = sft_trainer(config, total); // [8]
     if (resume) sft_checkpoint_load(&r.model, &t, config, resume);
     else if (config->init_from) load_weights(&r, config->init_from);
     else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
     else load_weights(&r, r.folder);
 
-    if (t.step >= t.total) sft_note("nothing to do: the checkpoint is at step %lld of %lld", (long long)t.step, (long long)t.total);
+    if (t.step >= t.total)
+        sft_note("nothing to do: the checkpoint is at step %lld of %lld", (long long)t.step, (long long)t.total);
     r.record = sft_record_open(config, resume ? t.step : 0); // [11]
     sft_data_show(stderr, &r.train, r.tokenizer, 1);
     const bool validates = r.validation.samples && strcmp(config->eval_strategy, "no");
@@ -303,16 +327,16 @@ static int train(const SftConfig *config) {
 
     while (t.step < t.total && !stop_signal) {
         int64_t epoch = t.step / per_epoch, first = t.step % per_epoch * rows_per_step;
-        if (order_of != epoch) sft_epoch_order(order, &r.train, (uint64_t)config->seed, order_of = epoch, config->shuffle);
+        if (order_of != epoch)
+            sft_epoch_order(order, &r.train, (uint64_t)config->seed, order_of = epoch, config->shuffle);
         SftStepLine line = optimizer_step(&r, &t, order + first, SFT_MIN(rows_per_step, r.train.packs - first));
         line.epoch = (double)t.step / (double)per_epoch;
         sft_record_step(r.record, &line); // [11]
         bool last = t.step == t.total, new_epoch = t.step % per_epoch == 0;
-        bool evaluates = !strcmp(config->eval_strategy, "epoch") ? new_epoch : config->eval_steps && t.step % config->eval_steps == 0;
+        bool evaluates = due(config->eval_strategy, config->eval_steps, t.step, new_epoch);
         if (evaluates && !last && validates) score(&r, t.step);
         if (config->evaluation_freq && t.step % config->evaluation_freq == 0 && !last) answer_inputs(&r, t.step);
-        bool wanted = !strcmp(config->save_strategy, "epoch") ? new_epoch
-                      : !strcmp(config->save_strategy, "steps") && config->save_steps && t.step % config->save_steps == 0;
+        bool wanted = due(config->save_strategy, config->save_steps, t.step, new_epoch);
         wanted |= last && strcmp(config->save_strategy, "no");
         if (wanted || stop_signal) sft_checkpoint_save(&r.model, &t, config); // [9]
     }
@@ -323,15 +347,18 @@ static int train(const SftConfig *config) {
     }
     sft_record_summary(r.record, &r.model, before.loss, after.loss);
     if (config->quickstart && !stop_signal)
-        printf("quickstart: held-out exact match %.1f %% -> %.1f %%, validation loss %.3f -> %.3f\n", 100 * before.exact, 100 * after.exact, before.loss, after.loss);
+        printf("quickstart: held-out exact match %.1f %% -> %.1f %%, validation loss %.3f -> %.3f\n",
+               100 * before.exact, 100 * after.exact, before.loss, after.loss);
     sft_record_close(r.record);
     free(order), free(resume);
     close_run(&r);
     return stop_signal ? 128 + stop_signal : 0;
 }
 
-/* ---- the other commands ------------------------------------------------------------------------------------------- */
-static const char *model_argument(const SftConfig *config) { return config->nargs ? config->args[0] : config->model_name_or_path; }
+/* ---- the other commands ------------------------------------------------------------------------------------------ */
+static const char *model_argument(const SftConfig *config) {
+    return config->nargs ? config->args[0] : config->model_name_or_path;
+}
 
 static void print_json(json_t *result) { // the result of a command, alone on standard output
     json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
@@ -357,14 +384,16 @@ static int eval(const SftConfig *config) {
     load_weights(&r, r.folder);
     json_t *rows = config->per_row || config->per_token ? json_array() : NULL;
     Score s = evaluate(&r, rows);
-    json_t *result = json_pack("{s:f, s:I, s:f}", "loss", s.loss, "tokens", (json_int_t)s.tokens, "perplexity", exp(s.loss));
+    json_t *result = json_pack("{s:f, s:I, s:f}", "loss", s.loss, "tokens", (json_int_t)s.tokens, "perplexity",
+                               exp(s.loss));
     if (rows) json_object_set_new(result, "rows", rows);
     if (config->json) print_json(result);
     else {
         size_t i;
         json_t *row;
-        json_array_foreach(rows, i, row) printf("row %zu: loss %.5f over %lld tokens\n", i + 1, json_real_value(json_object_get(row, "loss")),
-                                                (long long)json_integer_value(json_object_get(row, "tokens")));
+        json_array_foreach(rows, i, row)
+            printf("row %zu: loss %.5f over %lld tokens\n", i + 1, json_real_value(json_object_get(row, "loss")),
+                   (long long)json_integer_value(json_object_get(row, "tokens")));
         printf("loss %.5f, perplexity %.3f, %lld tokens\n", s.loss, exp(s.loss), (long long)s.tokens);
         json_decref(result);
     }
@@ -384,7 +413,9 @@ static int estimate(const SftConfig *config) {
 }
 
 static int export(const SftConfig *config) {
-    if (config->nargs != 2) sft_die(SFT_BAD_INPUT, "export: expected a checkpoint and a folder to write, e.g. export out/checkpoint-500 my_model");
+    if (config->nargs != 2)
+        sft_die(SFT_BAD_INPUT, "export: expected a checkpoint and a folder to write, e.g. export out/checkpoint-500 "
+                               "my_model");
     Run r = open_run(config, config->args[0]);
     open_model(&r, false, 1, 0, false);
     load_weights(&r, r.folder);
@@ -418,7 +449,8 @@ static void show_token(void *arg, int32_t id) {
 }
 
 static int generate(const SftConfig *config) {
-    if (!config->file && config->nargs < 2) sft_die(SFT_BAD_INPUT, "generate: expected MODEL \"PROMPT\", or MODEL --file PROMPTS.jsonl");
+    if (!config->file && config->nargs < 2)
+        sft_die(SFT_BAD_INPUT, "generate: expected MODEL \"PROMPT\", or MODEL --file PROMPTS.jsonl");
     Run r;
     open_speaker(&r, config);
     if (config->file) {
@@ -430,8 +462,9 @@ static int generate(const SftConfig *config) {
             next = end ? end + 1 : text + bytes;
             snprintf(where, sizeof where, "%s, line %d", config->file, line_number);
             json_error_t error;
-            json_t *prompt = json_loadb(line, (size_t)((end ? end : next) - line), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
-            if (!prompt && strspn(line, " \t\r") == (size_t)((end ? end : next) - line)) continue; // an empty line
+            size_t n = (size_t)((end ? end : next) - line);
+            json_t *prompt = json_loadb(line, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+            if (!prompt && strspn(line, " \t\r") == n) continue; // an empty line
             if (!prompt) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, error.column, error.text);
             print_json(answer_json(&r, prompt, where));
             fflush(stdout);
@@ -478,7 +511,8 @@ static int chat(const SftConfig *config) {
         putchar('\n');
         size_t bytes;
         char *text = sft_decode(r.tokenizer, out.ids, out.n, true, &bytes);
-        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "assistant", "content", json_stringn(text, bytes)));
+        json_t *said = json_pack("{s:s, s:o}", "role", "assistant", "content", json_stringn(text, bytes));
+        json_array_append_new(messages, said);
         free(text), free(ids.ids), free(out.ids), free(stream.ids.ids);
     }
     free(line);
@@ -504,7 +538,9 @@ static void detokenize(const SftConfig *config, const SftTokenizer *t, const cha
     for (const char *p = line + strspn(line, "[ ,\t\r\n]"); *p; p += strspn(p, "[ ,\t\r\n]")) {
         char *end;
         long id = strtol(p, &end, 10);
-        if (end == p || id < 0 || id >= sft_vocab_size(t)) sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", where, (long long)sft_vocab_size(t), p);
+        if (end == p || id < 0 || id >= sft_vocab_size(t))
+            sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", where,
+                    (long long)sft_vocab_size(t), p);
         sft_ids_add(&ids, (int32_t)id);
         p = end;
     }
@@ -531,7 +567,8 @@ static int tokenize(const SftConfig *config) {
         else if (config->jsonl) {
             json_error_t error;
             json_t *s = json_loadb(text, (size_t)n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
-            if (!json_is_string(s)) sft_die(SFT_BAD_INPUT, "%s: expected a JSON string%s%s", where, s ? "" : ": ", s ? "" : error.text);
+            if (!json_is_string(s))
+                sft_die(SFT_BAD_INPUT, "%s: expected a JSON string%s%s", where, s ? "" : ": ", s ? "" : error.text);
             tokenize_text(config, t, json_string_value(s), json_string_length(s));
             json_decref(s);
         } else tokenize_text(config, t, n > 0 ? text : "", n > 0 ? (size_t)n : 0);
