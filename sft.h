@@ -693,7 +693,7 @@ typedef struct SftOps {
     SFT_OPS(X)
 #undef X
 } SftOps;
-extern const SftOps sft_cpu;
+extern const SftOps sft_cpu, sft_cuda; // sft_cuda: kernels.cu
 
 /* ================================================================================================================
    [6] forward: the block and the model; backward beside it; activation checkpointing
