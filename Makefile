@@ -2,6 +2,7 @@
 # make quickstart    install what is missing, build, fine-tune the model in data/: two minutes
 # make test          install what is missing, build, run every test; the last line counts them
 # make deps          only install what is missing (Debian, Ubuntu)
+# make test-emu      only CUDA on the CPU: test/emu/README.md
 # make bench         speed of the CPU operations and of a whole training step
 # make lint          sections, columns, warnings, C++17, the README's option table
 # make format        sets the lines that are too long, and only those (needs clang-format)
@@ -37,7 +38,7 @@ else
 CFLAGS += -DSFT_NO_OPENMP -fopenmp-simd -Wno-unknown-pragmas
 endif
 
-.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean
+.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean test-emu
 all: probe train_gpt2
 
 probe:
@@ -46,12 +47,13 @@ probe:
 	@echo "libraries  $(if $(HAVE_LIBS),jansson$(,) PCRE2$(,) utf8proc,missing: run 'make deps')"
 
 # Every target that starts from a bare machine begins here: one package manager call, only when something is missing.
-PACKAGES = libjansson-dev libpcre2-dev libutf8proc-dev libcmocka-dev
+HAVE_CXX := $(shell echo '$(hash)include <string>' | $(CXX) -x c++ -c - -o /dev/null 2>/dev/null && echo yes)
+PACKAGES = libjansson-dev libpcre2-dev libutf8proc-dev libcmocka-dev g++
 deps:
-ifeq ($(HAVE_LIBS)$(HAVE_TEST),yesyes)
+ifeq ($(HAVE_LIBS)$(HAVE_TEST)$(HAVE_CXX),yesyesyes)
 	@echo "deps: all there"
 else
-	@command -v apt-get >/dev/null || { echo "error: no apt-get here; install the development files of jansson, PCRE2, utf8proc and cmocka"; exit 1; }
+	@command -v apt-get >/dev/null || { echo "error: no apt-get here; install the development files of jansson, PCRE2, utf8proc and cmocka, and g++"; exit 1; }
 	@s=$$([ $$(id -u) = 0 ] || echo sudo); $$s apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$s apt-get install -y -qq --no-install-recommends $(PACKAGES)
 endif
 
@@ -80,10 +82,34 @@ $(BUILD)/fuzz_%: test/fuzz_%.c tokenizer.c sft.h test/fuzz.h Makefile
 	@mkdir -p $(BUILD)
 	$(CLANG) -std=gnu11 -g -O1 -w -DSFT_NO_OPENMP -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $< tokenizer.c -o $@ $(LIBS)
 
-test-programs: $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(FUZZERS:%=$(BUILD)/%)
+# CUDA on the CPU: any X.cu becomes $(BUILD)/emu_MODE/X.o; with $(BUILD)/emu_MODE/emu.a and EMU_LINK_MODE it is a program.
+EMU = $(CXX) -std=gnu++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -D__CUDACC__ -include cuda_runtime.h -Itest/emu/include
+EMU_HEADERS = $(wildcard test/emu/include/*.h) test/emu/internal.h test/emu/rewrite.pl Makefile
+define emu_mode # name, flags of kernels, flags of the engine, flags of the linker
+EMU_LINK_$(1) = $(4)
+$(BUILD)/emu_$(1)/%.o: %.cu sft.h $$(EMU_HEADERS)
+	@mkdir -p $$(@D)
+	perl test/emu/rewrite.pl $$< >$$(@:.o=.cpp) && $$(EMU) $(2) -I$$(<D) -c $$(@:.o=.cpp) -o $$@
+$(BUILD)/emu_$(1)/%.o: test/emu/%.cc $$(EMU_HEADERS)
+	@mkdir -p $$(@D)
+	$$(EMU) -O2 -fopenmp $(3) -c $$< -o $$@
+$(BUILD)/emu_$(1)/emu.a: $$(patsubst test/emu/%.cc,$(BUILD)/emu_$(1)/%.o,$$(wildcard test/emu/*.cc))
+	$$(AR) rcs $$@ $$^
+$(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$(1)/emu.a
+	$$(CXX) $$^ -o $$@ $$(EMU_LINK_$(1))
+endef
+$(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
+$(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
+EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan,$(BUILD)/emu_$(mode)_test_emu))
+test-emu:
+	@$(MAKE) --no-print-directory deps
+	@$(MAKE) --no-print-directory -j2 $(EMU_TESTS)
+	@sh test/run.sh $(EMU_TESTS)
+
+test-programs: $(EMU_TESTS) $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(FUZZERS:%=$(BUILD)/%)
 test: deps
 	@$(MAKE) --no-print-directory -j2 test-programs
-	@sh test/run.sh test/lint.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) test/fuzz.sh
+	@sh test/run.sh test/lint.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(EMU_TESTS) test/fuzz.sh
 
 fuzz: $(FUZZERS:%=$(BUILD)/%)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} sh test/fuzz.sh

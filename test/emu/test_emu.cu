@@ -1,0 +1,617 @@
+// test_emu.cu - small kernels, one per feature that kernels.cu may use, and beside each a twin that is broken on purpose:
+// the emulator must catch it. This file is real CUDA: nvcc compiles it as it is (and on a GPU the sound kernels run).
+//
+// Each case runs in a process of its own, because a broken kernel ends it, and with an environment of its own.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <string>
+#include <vector>
+
+#define CHECK(x) do { if (!(x)) { printf("line %d: %s is not so\n", __LINE__, #x); exit(1); } } while (0)
+#define CUDA(x) do { cudaError_t e_ = (x); if (e_) { printf("line %d: %s: %s\n", __LINE__, #x, cudaGetErrorString(e_)); exit(1); } } while (0)
+
+template <class T> struct Device { // an array in device memory
+    T *p;
+    size_t n;
+    Device(size_t n) : n(n) { CUDA(cudaMalloc(&p, n * sizeof(T))); }
+    Device(const std::vector<T> &v) : Device(v.size()) { CUDA(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice)); }
+    ~Device() { cudaFree(p); }
+    std::vector<T> get() {
+        CUDA(cudaGetLastError());
+        CUDA(cudaDeviceSynchronize());
+        std::vector<T> v(n);
+        CUDA(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        return v;
+    }
+};
+static uint32_t seed = 1;
+static float uniform() { return (float)((seed = seed * 1664525 + 1013904223) >> 8) / (1 << 23) - 1.0f; }
+static std::vector<float> random_floats(size_t n) {
+    std::vector<float> v(n);
+    for (auto &x : v) x = uniform();
+    return v;
+}
+static void no_nan(const std::vector<float> &v) {
+    for (float x : v)
+        if (x != x) { printf("NaN in the output\n"); exit(1); }
+}
+
+// ---- launches and indices
+struct Pair { int a, b; };
+template <class T, int N> struct Box { static __device__ T twice(T x) { return x * N; } };
+template <class B> __global__ void indices(int *out, const int *null, Pair p) {
+    int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    int i = block * blockDim.x * blockDim.y * blockDim.z + thread;
+    out[i] = null ? -1 : B::twice(i) + p.a - p.b;
+}
+static void test_launch() {
+    Device<int> out(2 * 3 * 4 * 30);
+    Pair p = {7, 2};
+    indices<Box<int, 2>><<<dim3(2, 3, 4), dim3(5, 3, 2)>>>(out.p, NULL, p);
+    auto v = out.get();
+    for (int i = 0; i < (int)v.size(); i++) CHECK(v[i] == 2 * i + 5);
+}
+__global__ void __launch_bounds__(64) bounded(float *x) { x[threadIdx.x] = 1; }
+__global__ void much_shared(float *x) {
+    extern __shared__ float s[];
+    s[threadIdx.x] = 1;
+    x[threadIdx.x] = s[threadIdx.x];
+}
+static void test_launch_errors() {
+    Device<float> x(1024);
+    bounded<<<1, 0>>>(x.p);
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+    bounded<<<1, 1025>>>(x.p);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    bounded<<<dim3(1, 65536), 1>>>(x.p);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    bounded<<<1, 65>>>(x.p);
+    CHECK(cudaGetLastError() != cudaSuccess);
+    much_shared<<<1, 32, 49 * 1024>>>(x.p); // 48 KB unless asked for
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    CUDA(cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 49 * 1024));
+    much_shared<<<1, 32, 49 * 1024>>>(x.p);
+    CUDA(cudaGetLastError());
+    CHECK(cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 300 * 1024) == cudaErrorInvalidValue);
+    cudaGetLastError();
+    int blocks = 0;
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, bounded, 64, 0));
+    CHECK(blocks >= 1);
+    cudaDeviceProp p;
+    CUDA(cudaGetDeviceProperties(&p, 0));
+    CHECK(p.major >= 8 && p.warpSize == 32 && p.sharedMemPerBlockOptin > 48 * 1024);
+}
+
+// ---- warps
+__global__ void warp_operations(int *out) {
+    int lane = threadIdx.x % 32, v = lane * lane;
+    int *o = out + threadIdx.x * 16;
+    o[0] = __shfl_sync(0xffffffffu, v, 5);
+    o[1] = __shfl_xor_sync(0xffffffffu, v, 9);
+    o[2] = __shfl_up_sync(0xffffffffu, v, 3);
+    o[3] = __shfl_down_sync(0xffffffffu, v, 3);
+    o[4] = __shfl_sync(0xffffffffu, v, 5, 8);
+    o[5] = __shfl_xor_sync(0xffffffffu, v, 3, 4);
+    o[6] = __shfl_up_sync(0xffffffffu, v, 3, 8);
+    o[7] = __shfl_down_sync(0xffffffffu, v, 3, 16);
+    o[8] = (int)__ballot_sync(0xffffffffu, lane % 3 == 0);
+    o[9] = __any_sync(0xffffffffu, lane == 31) * 2 + __all_sync(0xffffffffu, lane < 32);
+    if (lane < 16) o[10] = __shfl_xor_sync(0x0000ffffu, v, 1); // the halves go their own ways
+    else o[10] = __shfl_xor_sync(0xffff0000u, v, 2);
+    o[11] = __reduce_add_sync(0xffffffffu, lane);
+    o[12] = (int)__reduce_max_sync(0xffffffffu, (unsigned)v);
+    o[13] = (int)__match_any_sync(0xffffffffu, lane % 4);
+    __syncwarp();
+    o[14] = (int)__float_as_uint(__shfl_xor_sync(0xffffffffu, (float)lane, 16));
+    o[15] = (int)(__shfl_down_sync(0xffffffffu, (unsigned long long)lane << 33, 1) >> 33);
+}
+static void test_warp() {
+    Device<int> out(64 * 16);
+    warp_operations<<<1, 64>>>(out.p);
+    auto v = out.get();
+    auto sq = [](int x) { return x * x; };
+    for (int t = 0; t < 64; t++) {
+        int l = t % 32, *o = &v[t * 16];
+        CHECK(o[0] == 25 && o[1] == sq(l ^ 9) && o[2] == sq(l < 3 ? l : l - 3) && o[3] == sq(l > 28 ? l : l + 3));
+        CHECK(o[4] == sq(l / 8 * 8 + 5) && o[5] == sq(l ^ 3) && o[6] == sq(l % 8 < 3 ? l : l - 3));
+        CHECK(o[7] == sq(l % 16 > 12 ? l : l + 3) && o[8] == 0x49249249 && o[9] == 3 && o[10] == sq(l < 16 ? l ^ 1 : l ^ 2));
+        CHECK(o[11] == 496 && o[12] == 961 && (unsigned)o[13] == 0x11111111u << l % 4);
+        float f = (float)(l ^ 16);
+        CHECK(!memcmp(&o[14], &f, 4) && o[15] == (l == 31 ? 31 : l + 1));
+    }
+}
+__global__ void mask_without_caller(int *out) {
+    if (threadIdx.x >= 16) out[threadIdx.x] = __shfl_xor_sync(0x0000ffffu, (int)threadIdx.x, 1);
+}
+static void broken_mask() { Device<int> o(32); mask_without_caller<<<1, 32>>>(o.p); o.get(); }
+__global__ void half_a_shuffle(int *out) { // the mask names lanes that never come
+    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, (int)threadIdx.x, 1);
+    else __syncthreads();
+}
+static void broken_shuffle() { Device<int> o(32); half_a_shuffle<<<1, 32>>>(o.p); o.get(); }
+
+// ---- blocks: barriers and shared memory
+template <int N> __global__ void reverse(float *x) {
+    __shared__ float s[N], *unused;
+    extern __shared__ __align__(16) float4 dynamic[];
+    s[threadIdx.x] = x[threadIdx.x];
+    if (threadIdx.x == 0) dynamic[0] = make_float4(1, 2, 3, 4);
+    __syncthreads();
+    (void)unused;
+    x[threadIdx.x] = s[N - 1 - threadIdx.x] + dynamic[0].w;
+}
+__global__ void predicates(int *out) {
+    int t = threadIdx.x;
+    int n = __syncthreads_count(t % 3 == 0), a = __syncthreads_and(t < 100), o = __syncthreads_or(t == 77);
+    out[t] = n * 4 + (a != 0) * 2 + (o != 0);
+}
+__device__ __forceinline__ void named_sync(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id, int n) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory"); }
+__global__ void producer_consumer(int *out) { // warps 0, 1 fill a buffer, warps 2, 3 empty it
+    __shared__ int buffer[64];
+    int t = threadIdx.x % 64, sum = 0;
+    if (threadIdx.x < 64)
+        for (int i = 0; i < 4; i++) {
+            if (i) named_sync(2, 128); // empty
+            buffer[t] = t * 10 + i;
+            named_arrive(1, 128); // full
+        }
+    else {
+        for (int i = 0; i < 4; i++) {
+            named_sync(1, 128);
+            sum += buffer[63 - t];
+            if (i < 3) named_arrive(2, 128);
+        }
+        out[t] = sum;
+    }
+}
+static void test_block() {
+    std::vector<float> h(96);
+    for (int i = 0; i < 96; i++) h[i] = (float)i;
+    Device<float> x(h);
+    reverse<96><<<1, 96, 64>>>(x.p);
+    auto v = x.get();
+    for (int i = 0; i < 96; i++) CHECK(v[i] == 95 - i + 4);
+    Device<int> o(100);
+    predicates<<<1, 100>>>(o.p);
+    for (int r : o.get()) CHECK(r == 34 * 4 + 3);
+    Device<int> q(64);
+    producer_consumer<<<1, 128>>>(q.p);
+    auto w = q.get();
+    for (int t = 0; t < 64; t++) CHECK(w[t] == (63 - t) * 40 + 6);
+}
+__global__ void missing_barrier(float *x) {
+    __shared__ float s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = s[63 - threadIdx.x];
+}
+static void broken_missing_barrier() {
+    Device<float> x(random_floats(64));
+    missing_barrier<<<1, 64>>>(x.p);
+    no_nan(x.get());
+}
+__global__ void missing_second_barrier(float *x) { // a fast warp overwrites what a slow one still reads
+    __shared__ float s[64];
+    float v = x[threadIdx.x];
+    for (int i = 0; i < 3; i++) {
+        s[threadIdx.x] = v;
+        __syncthreads();
+        v += s[(threadIdx.x + 33) % 64];
+    }
+    x[threadIdx.x] = v;
+}
+static void broken_second_barrier() {
+    Device<float> x(random_floats(64));
+    missing_second_barrier<<<1, 64>>>(x.p);
+    no_nan(x.get());
+}
+__global__ void divergent_barrier(float *x) {
+    if (threadIdx.x < 32) __syncthreads();
+    else { x[threadIdx.x] = 1; __syncthreads(); }
+}
+static void broken_divergent_barrier() { Device<float> x(64); divergent_barrier<<<1, 64>>>(x.p); x.get(); }
+__global__ void endless(float *x) {
+    if (threadIdx.x < 32) named_sync(1, 64);
+    else named_sync(2, 64);
+    x[threadIdx.x] = 1;
+}
+static void broken_deadlock() { Device<float> x(64); endless<<<1, 64>>>(x.p); x.get(); }
+__global__ void shared_past_end(float *x, int n) {
+    __shared__ float s[64];
+    for (int i = threadIdx.x; i <= n; i += 32) s[i] = 1;
+    __syncthreads();
+    x[threadIdx.x] = s[threadIdx.x];
+}
+static void broken_shared() { Device<float> x(32); shared_past_end<<<1, 32>>>(x.p, 64); x.get(); }
+__global__ void dynamic_past_end(float *x, int n) {
+    extern __shared__ float s[];
+    for (int i = threadIdx.x; i <= n; i += 32) s[i] = 1;
+    __syncthreads();
+    x[threadIdx.x] = s[threadIdx.x];
+}
+static void broken_dynamic() { Device<float> x(32); dynamic_past_end<<<1, 32, 64 * 4>>>(x.p, 64); x.get(); }
+__global__ void uninitialised(float *x) {
+    __shared__ float s[64];
+    if (threadIdx.x < 63) s[threadIdx.x] = 0;
+    __syncthreads();
+    x[threadIdx.x] = s[threadIdx.x];
+}
+static void broken_uninitialised() { Device<float> x(64); uninitialised<<<1, 64>>>(x.p); no_nan(x.get()); }
+
+// ---- global memory
+__device__ int device_counter = 3;
+__constant__ float device_table[4] = {1, 2, 4, 8};
+__global__ void atomics(int *i, unsigned *u, float *f, __nv_bfloat162 *b) {
+    atomicAdd(&i[0], 2);
+    atomicMax(&i[1], (int)threadIdx.x);
+    atomicMin(&i[2], (int)threadIdx.x);
+    atomicInc(&u[0], 9);
+    atomicExch(&u[1], 5u);
+    atomicCAS(&u[2], 0u, 1u);
+    atomicAdd(f, 0.5f);
+    atomicAdd(b, __floats2bfloat162_rn(1, 2));
+    if (threadIdx.x == 0 && blockIdx.x == 0) device_counter += (int)device_table[3];
+}
+static void test_global() {
+    Device<int> i(std::vector<int>{0, -1, 1000});
+    Device<unsigned> u(std::vector<unsigned>{0, 0, 0});
+    Device<float> f(std::vector<float>{0});
+    Device<__nv_bfloat162> b(1);
+    CUDA(cudaMemset(b.p, 0, 4));
+    atomics<<<2, 32>>>(i.p, u.p, f.p, b.p);
+    auto vi = i.get();
+    auto vu = u.get();
+    CHECK(vi[0] == 128 && vi[1] == 31 && vi[2] == 0 && vu[0] == 4 && vu[1] == 5 && vu[2] == 1);
+    CHECK(f.get()[0] == 32);
+    float2 s = __bfloat1622float2(b.get()[0]);
+    CHECK(s.x == 64 && s.y == 128);
+    int counter, value = 40;
+    CUDA(cudaMemcpyFromSymbol(&counter, device_counter, sizeof counter));
+    CHECK(counter == 11);
+    CUDA(cudaMemcpyToSymbol(device_counter, &value, sizeof value));
+    atomics<<<1, 32>>>(i.p, u.p, f.p, b.p);
+    CUDA(cudaMemcpyFromSymbol(&counter, device_counter, sizeof counter));
+    CHECK(counter == 48);
+}
+__global__ void past_end(float *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i <= n) x[i] = 1;
+}
+static void broken_global() { Device<float> x(100); past_end<<<1, 128>>>(x.p, 100); x.get(); }
+__global__ void misaligned(float *x) { *(float4 *)(x + threadIdx.x) = make_float4(1, 2, 3, 4); }
+static void broken_misaligned() { Device<float> x(100); misaligned<<<1, 32>>>(x.p); x.get(); }
+__global__ void add_without_atomic(float *x) { x[0] += 1; }
+static void broken_block_race() { Device<float> x(random_floats(1)); add_without_atomic<<<4, 1>>>(x.p); x.get(); }
+static void test_memory() {
+    void *p = NULL;
+    size_t free, total;
+    CUDA(cudaMemGetInfo(&free, &total));
+    CHECK(cudaMalloc(&p, total + 1) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation);
+    CUDA(cudaMalloc(&p, 1000));
+    float h[250];
+    CHECK(cudaMemcpy(h, p, 1000, cudaMemcpyDefault) == cudaSuccess && h[249] == h[249] + 0 ? 1 : isnan(h[249]));
+    CUDA(cudaFree(p));
+    CUDA(cudaFree(NULL));
+    CHECK(cudaMemcpy(NULL, h, 1000, cudaMemcpyHostToDevice) != cudaSuccess);
+    cudaGetLastError();
+}
+static void test_budget() { // EMU_MEMORY=100000
+    void *a, *b, *c;
+    CUDA(cudaMalloc(&a, 40000));
+    CUDA(cudaMalloc(&b, 40000));
+    CHECK(cudaMalloc(&c, 40000) == cudaErrorMemoryAllocation && !c);
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+    CUDA(cudaFree(a));
+    CUDA(cudaMalloc(&c, 40000));
+    CUDA(cudaFree(b));
+    CUDA(cudaFree(c));
+}
+static void broken_host_access() {
+    Device<float> x(random_floats(10));
+    printf("%g\n", *(volatile float *)x.p);
+}
+
+// ---- types
+__global__ void half_types(uint16_t *out, const float *in) {
+    for (int i = threadIdx.x; i < 65536; i += blockDim.x) { // every value survives the way to float and back
+        __nv_bfloat16 b = __ushort_as_bfloat16((unsigned short)i);
+        __half h = __ushort_as_half((unsigned short)i);
+        out[i] = __bfloat16_as_ushort(__float2bfloat16(__bfloat162float(b)));
+        out[65536 + i] = __half_as_ushort(__float2half(__half2float(h)));
+    }
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 8; i++) {
+            out[131072 + i] = __bfloat16_as_ushort(__float2bfloat16(in[i]));
+            out[131080 + i] = __half_as_ushort(__float2half(in[i]));
+        }
+}
+static void test_types() {
+    // ties go to even; a value just above half the smallest subnormal; overflow to infinity; NaN
+    Device<float> in(std::vector<float>{1.00390625f, 1.01171875f, 1.00048828125f, 1.00146484375f, 3.1e-8f, 65519.9f, 65520.0f, -2.5f});
+    Device<uint16_t> out(131088);
+    half_types<<<1, 256>>>(out.p, in.p);
+    auto v = out.get();
+    for (int i = 0; i < 65536; i++) {
+        if ((i & 0x7fff) <= 0x7f80) CHECK(v[i] == i);
+        if ((i & 0x7fff) <= 0x7c00) CHECK(v[65536 + i] == i);
+    }
+    CHECK(v[131072] == 0x3f80 && v[131073] == 0x3f82 && v[131079] == 0xc020);
+    CHECK(v[131082] == 0x3c00 && v[131083] == 0x3c02 && v[131084] == 1 && v[131085] == 0x7bff && v[131086] == 0x7c00);
+}
+
+// ---- tensor cores: C = A B^T for one 16 x 8 x k tile, operands through shared memory
+template <bool TRANS> __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void *p) {
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
+    if (TRANS) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
+    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
+}
+__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void *p) {
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(a));
+}
+#define F4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define R4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+template <class T> __device__ __forceinline__ void mma16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if (sizeof(T) == 2 && T(1.0f) == T(1.0f) && (float)T(65504.0f) == 65504.0f) // fp16
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+}
+template <class T, bool TRANS> __global__ void mma_tile(float *C, const T *A, const T *B) { // A 16x16 (TRANS: stored k x m), B 8x16
+    __shared__ __align__(16) T a[16][24], b[8][24];
+    int lane = threadIdx.x;
+    for (int i = lane; i < 256; i += 32) a[i / 16][i % 16] = A[i];
+    for (int i = lane; i < 128; i += 32) b[i / 16][i % 16] = B[i];
+    __syncwarp();
+    uint32_t ra[4], rb[2];
+    int m = lane / 8, r = lane % 8; // which matrix, which row of it
+    if (TRANS) ldmatrix4<true>(ra, &a[r + m / 2 * 8][m % 2 * 8]);
+    else ldmatrix4<false>(ra, &a[r + m % 2 * 8][m / 2 * 8]);
+    ldmatrix2(rb, &b[r][m % 2 * 8]);
+    float d[4] = {0, 0, 0, 0};
+    mma16816<T>(d, ra, rb);
+    for (int i = 0; i < 4; i++) C[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+template <class T, bool TRANS> static void check_mma() {
+    std::vector<T> a(256), b(128);
+    for (auto &x : a) x = T(uniform());
+    for (auto &x : b) x = T(uniform());
+    Device<T> A(a), B(b);
+    Device<float> C(128);
+    mma_tile<T, TRANS><<<1, 32>>>(C.p, A.p, B.p);
+    auto c = C.get();
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 8; n++) {
+            double s = 0;
+            for (int k = 0; k < 16; k++) s += (double)(float)a[TRANS ? k * 16 + m : m * 16 + k] * (float)b[n * 16 + k];
+            CHECK(fabs(c[m * 8 + n] - s) < 16 * 6e-8 * 16); // 16 terms below 1, each sum rounded to fp32
+        }
+}
+__global__ void mma_tf32(float *C, const float *A, const float *B) { // one 16 x 8 x 8 tile; A 16x8, B 8x8 (n, k)
+    int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    uint32_t a[4], b[2];
+    for (int i = 0; i < 4; i++) a[i] = __float_as_uint(A[(g + i % 2 * 8) * 8 + t + i / 2 * 4]);
+    for (int i = 0; i < 2; i++) b[i] = __float_as_uint(B[g * 8 + t + i * 4]);
+    float d[4] = {1, 1, 1, 1};
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+    for (int i = 0; i < 4; i++) C[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = d[i];
+}
+static void test_mma() {
+    check_mma<__nv_bfloat16, false>();
+    check_mma<__nv_bfloat16, true>();
+    check_mma<__half, false>();
+    std::vector<float> a(128), b(64);
+    for (int i = 0; i < 128; i++) a[i] = (float)(i % 13 - 6); // small integers are exact in tf32
+    for (int i = 0; i < 64; i++) b[i] = (float)(i % 7 - 3);
+    Device<float> A(a), B(b), C(128);
+    mma_tf32<<<1, 32>>>(C.p, A.p, B.p);
+    auto c = C.get();
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 8; n++) {
+            float s = 1;
+            for (int k = 0; k < 8; k++) s += a[m * 8 + k] * b[n * 8 + k];
+            CHECK(c[m * 8 + n] == s);
+        }
+}
+__global__ void unknown_instruction(float *x) { asm volatile("fma.rn.f32 %0, %0, %0, %0;" : "+f"(x[0])); }
+static void broken_ptx() { Device<float> x(random_floats(1)); unknown_instruction<<<1, 1>>>(x.p); x.get(); }
+__global__ void mma_in_half_a_warp(float *x) {
+    if (threadIdx.x < 16) {
+        float d[4] = {0, 0, 0, 0};
+        uint32_t a[4] = {0, 0, 0, 0}, b[2] = {0, 0};
+        mma16816<__nv_bfloat16>(d, a, b);
+        x[threadIdx.x] = d[0];
+    } else __syncthreads();
+}
+static void broken_mma() { Device<float> x(32); mma_in_half_a_warp<<<1, 32>>>(x.p); x.get(); }
+
+// ---- cp.async
+template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, int given = BYTES) {
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(a), "l"(from), "n"(BYTES), "r"(given) : "memory");
+}
+template <int WAIT> __global__ void double_buffer(float *out, const float *in, int tiles) { // out = sum of the tiles
+    __shared__ __align__(16) float s[2][128];
+    int t = threadIdx.x;
+    float sum = 0;
+    copy_async<16>(&s[0][t * 4], in + t * 4);
+    asm volatile("cp.async.commit_group;");
+    for (int i = 0; i < tiles; i++) {
+        if (i + 1 < tiles) copy_async<16>(&s[(i + 1) % 2][t * 4], in + (i + 1) * 128 + t * 4);
+        asm volatile("cp.async.commit_group;");
+        asm volatile("cp.async.wait_group %0;" ::"n"(WAIT));
+        __syncthreads();
+        for (int j = 0; j < 4; j++) sum += s[i % 2][127 - t * 4 - j];
+        __syncthreads();
+    }
+    out[t] = sum;
+}
+__global__ void zero_fill(float *out, const float *in) {
+    __shared__ __align__(16) float s[32 * 4 + 64 + 32];
+    int t = threadIdx.x;
+    copy_async<16>(s + t * 4, in + t * 4, t % 5 * 4 > 16 ? 16 : t % 5 * 4);
+    copy_async<8>(s + 128 + t * 2, in + t * 2, t % 2 * 8);
+    copy_async<4>(s + 192 + t, in + t, 4);
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+    for (int i = t; i < 224; i += 32) out[i] = s[i];
+}
+template <int WAIT> static void double_buffer_case() {
+    auto h = random_floats(128 * 5);
+    Device<float> in(h), out(32);
+    double_buffer<WAIT><<<1, 32>>>(out.p, in.p, 5);
+    auto v = out.get();
+    no_nan(v);
+    for (int t = 0; t < 32; t++) {
+        float sum = 0;
+        for (int i = 0; i < 5; i++)
+            for (int j = 0; j < 4; j++) sum += h[i * 128 + 127 - t * 4 - j];
+        CHECK(v[t] == sum);
+    }
+}
+static void test_cp_async() {
+    double_buffer_case<1>();
+    auto h = random_floats(128);
+    Device<float> in(h), out(224);
+    zero_fill<<<1, 32>>>(out.p, in.p);
+    auto v = out.get();
+    for (int t = 0; t < 32; t++) {
+        for (int j = 0; j < 4; j++) CHECK(v[t * 4 + j] == (j < t % 5 ? h[t * 4 + j] : 0));
+        for (int j = 0; j < 2; j++) CHECK(v[128 + t * 2 + j] == (t % 2 ? h[t * 2 + j] : 0));
+        CHECK(v[192 + t] == h[t]);
+    }
+}
+static void broken_cp_wait() { double_buffer_case<2>(); }
+
+// ---- streams
+__global__ void fill(float *x, float v) { x[threadIdx.x] = v; }
+__global__ void add_one(float *y, const float *x) { y[threadIdx.x] = x[threadIdx.x] + 1; }
+static void two_streams(bool wait) {
+    Device<float> a(32), b(32);
+    cudaStream_t s1, s2;
+    cudaEvent_t e;
+    float *h;
+    CUDA(cudaStreamCreate(&s1));
+    CUDA(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
+    CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    CUDA(cudaHostAlloc(&h, 128, cudaHostAllocDefault));
+    fill<<<1, 32, 0, s1>>>(a.p, 41);
+    CUDA(cudaEventRecord(e, s1));
+    if (wait) CUDA(cudaStreamWaitEvent(s2, e, 0));
+    add_one<<<1, 32, 0, s2>>>(b.p, a.p);
+    CUDA(cudaMemcpyAsync(h, b.p, 128, cudaMemcpyDeviceToHost, s2));
+    CUDA(cudaStreamSynchronize(s2));
+    for (int i = 0; i < 32; i++) CHECK(h[i] == 42);
+    CUDA(cudaStreamDestroy(s1));
+    CUDA(cudaStreamDestroy(s2));
+    CUDA(cudaEventDestroy(e));
+    CUDA(cudaFreeHost(h));
+}
+static void test_streams() { two_streams(true); }
+static void broken_streams() { two_streams(false); }
+static void broken_host_read() { // a pinned buffer is read before the copy is waited for
+    Device<float> a(32);
+    float *h;
+    CUDA(cudaHostAlloc(&h, 128, cudaHostAllocDefault));
+    fill<<<1, 32>>>(a.p, 41);
+    CUDA(cudaMemcpyAsync(h, a.p, 128, cudaMemcpyDeviceToHost, 0));
+    CHECK(h[0] == 41);
+}
+
+// ---- the list. In each build and environment named, a sound case (words: null) must end well; a broken one must not, and
+// say the words.
+enum { FAST = 1, ASAN = 2, TRACE = 4, ALL = 7 };
+static const struct Case { const char *name; void (*run)(); int builds; const char *environment, *words; } CASES[] = {
+    {"launches and indices", test_launch, ALL, "", NULL},
+    {"launch errors", test_launch_errors, ALL, "", NULL},
+    {"warp operations", test_warp, ALL, "", NULL},
+    {"barriers and shared memory", test_block, ALL, "", NULL},
+    {"atomics and device variables", test_global, ALL, "", NULL},
+    {"device memory", test_memory, ALL, "", NULL},
+    {"device memory has a budget", test_budget, ALL, "EMU_MEMORY=100000", NULL},
+    {"16-bit types", test_types, ALL, "", NULL},
+    {"mma.sync and ldmatrix", test_mma, ALL, "", NULL},
+    {"cp.async", test_cp_async, ALL, "", NULL},
+    {"cp.async that lands at once", test_cp_async, FAST | TRACE, "EMU_ASYNC=early", NULL},
+    {"streams", test_streams, ALL, "", NULL},
+    {"streams, lazy", test_streams, FAST, "EMU_STREAM=lazy", NULL},
+    {"streams, memory protected", test_streams, FAST, "EMU_PROTECT=1", NULL},
+    {"barriers, reversed threads", test_block, FAST, "EMU_ORDER=reverse", NULL},
+    {"barriers, random threads", test_block, FAST | ASAN, "EMU_ORDER=random:7", NULL},
+    {"warp operations, random threads", test_warp, FAST, "EMU_ORDER=random:8", NULL},
+    {"cp.async, random threads and landings", test_cp_async, FAST, "EMU_ORDER=random:9 EMU_ASYNC=random", NULL},
+#ifdef EMU // a GPU would hang, or say nothing
+    {"caught: a mask that leaves out its caller", broken_mask, FAST, "", "does not name lane"},
+    {"caught: a shuffle that half the warp skips", broken_shuffle, FAST, "", "deadlock"},
+    {"caught: missing barrier, NaN", broken_missing_barrier, FAST, "", "NaN in the output"},
+    {"caught: threads at different barriers", broken_divergent_barrier, FAST, "", "divergent barrier"},
+    {"caught: named barriers that never fill", broken_deadlock, FAST, "", "wait in a named barrier"},
+    {"caught: missing barrier, by the race detector", broken_missing_barrier, TRACE, "", "race"},
+    {"caught: missing barrier in a loop", broken_second_barrier, TRACE, "", "race"},
+    {"caught: a race between blocks", broken_block_race, TRACE, "", "race"},
+    {"caught: shared memory, past the end", broken_shared, FAST, "", "past the end of a __shared__ variable"},
+    {"caught: shared memory, past the end", broken_shared, ASAN, "", "index 64 out of bounds"},
+    {"caught: dynamic shared memory, past the end", broken_dynamic, FAST, "", "past the end of the dynamic part"},
+    {"caught: dynamic shared memory, past the end", broken_dynamic, ASAN, "", "use-after-poison"},
+    {"caught: uninitialised shared memory", broken_uninitialised, FAST, "", "NaN in the output"},
+    {"caught: global memory, past the end", broken_global, FAST, "", "past the end of an allocation"},
+    {"caught: global memory, past the end", broken_global, ASAN, "", "kernel past_end, block (0,0,0) of (1,1,1), thread (100,0,0)"},
+    {"caught: a misaligned vector", broken_misaligned, ASAN, "", "misaligned address"},
+    {"caught: the host reads device memory", broken_host_access, FAST, "EMU_PROTECT=1", "host code touches device memory"},
+    {"caught: an unknown instruction", broken_ptx, FAST, "", "fma.rn.f32"},
+    {"caught: an instruction newer than the chip", broken_ptx, FAST, "EMU_CHIP=sm_80", "fma.rn.f32"},
+    {"caught: mma.sync in half a warp", broken_mma, FAST, "", "wait in a warp-wide operation"},
+    {"caught: cp.async, a wait too few", broken_cp_wait, FAST, "", "NaN in the output"},
+    {"caught: a stream that does not wait for another", broken_streams, FAST, "EMU_STREAM=lazy", "h[i] == 42 is not so"},
+    {"caught: the host does not wait for a copy", broken_host_read, FAST, "EMU_STREAM=lazy", "h[0] == 41 is not so"},
+#endif
+};
+static int build_mode() {
+#if defined(__SANITIZE_ADDRESS__)
+    return ASAN;
+#elif defined(EMU_TRACE)
+    return TRACE;
+#else
+    return FAST;
+#endif
+}
+int main(int argc, char **argv) {
+    if (argc > 1) {
+        CASES[atoi(argv[1])].run();
+#ifdef EMU
+        return emu_races() ? 4 : 0;
+#else
+        return 0;
+#endif
+    }
+    int failed = 0, n = (int)(sizeof CASES / sizeof *CASES);
+    for (int i = 0; i < n; i++) {
+        const Case &c = CASES[i];
+        if (!(c.builds & build_mode())) continue;
+        std::string command = std::string(c.environment) + " '" + argv[0] + "' " + std::to_string(i) + " 2>&1", output;
+        FILE *f = popen(command.c_str(), "r");
+        char line[1000];
+        while (fgets(line, sizeof line, f)) output += line;
+        int status = pclose(f);
+        bool ok = c.words ? status != 0 && output.find(c.words) != std::string::npos : status == 0;
+        printf("%s %d - %s\n", ok ? "ok" : "not ok", i + 1, c.name);
+        if (!ok) printf("status %d, expected %s%s\n%s\n", status, c.words ? "the words: " : "success", c.words ? c.words : "", output.c_str());
+        failed += !ok;
+        fflush(stdout);
+    }
+    return failed != 0;
+}
