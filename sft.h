@@ -417,7 +417,8 @@ struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config); // t
 int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step);
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle); // [packs]
 int64_t sft_pack_targets(const SftDataset *d, int64_t pack);  // trained targets of a pack
-int64_t sft_largest_batch(const SftDataset *d, int64_t packs); // tokens of the so many longest packs together
+// Tokens of the largest micro-batch of `rows` packs in the first `steps` steps of a run, `per_step` packs each.
+int64_t sft_largest_batch(const SftDataset *d, int64_t rows, int64_t per_step, int64_t steps, uint64_t seed, bool shuffle);
 // Fills batch (growing it as needed) with `n` packs; n may be 0.
 void sft_batch_fill(SftBatch *batch, const SftDataset *d, const int64_t *packs, int64_t n);
 void sft_batch_room(SftBatch *batch, int64_t tokens); // makes room; what was in it is kept
@@ -2537,18 +2538,21 @@ int64_t sft_pack_targets(const SftDataset *d, int64_t pack) {
     return n;
 }
 
-static int sft__longest_first(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x < y) - (x > y);
-}
-
-int64_t sft_largest_batch(const SftDataset *d, int64_t n) {
-    int64_t *tokens = SFT_NEW(int64_t, d->packs), sum = 0;
-    for (int64_t i = 0; i < d->packs; i++) tokens[i] = sft__tokens_of(d, i);
-    if (d->packs) qsort(tokens, (size_t)d->packs, sizeof *tokens, sft__longest_first);
-    for (int64_t i = 0; i < SFT_MIN(n, d->packs); i++) sum += tokens[i];
-    free(tokens);
-    return sum;
+int64_t sft_largest_batch(const SftDataset *d, int64_t rows, int64_t per_step, int64_t steps, uint64_t seed, bool shuffle) {
+    int64_t *order = SFT_NEW(int64_t, d->packs), largest = 0;
+    for (int64_t epoch = 0; steps > 0 && d->packs; epoch++) {
+        sft_epoch_order(order, d, seed, epoch, shuffle);
+        for (int64_t first = 0; first < d->packs && steps > 0; first += per_step, steps--) {
+            const int64_t end = SFT_MIN(first + per_step, d->packs);
+            for (int64_t at = first, tokens = 0; at < end; at++) {
+                tokens = (at - first) % rows ? tokens + sft__tokens_of(d, order[at]) : sft__tokens_of(d, order[at]);
+                largest = SFT_MAX(largest, tokens);
+            }
+        }
+        if (!shuffle) break; // every epoch is this one
+    }
+    free(order);
+    return largest;
 }
 
 void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int64_t n) {
@@ -3791,7 +3795,7 @@ static void sft__gemm(SftCtx *c, const SftGemm *g) {
     const int64_t strip = SFT_MIN(g->K, most) * 4; // bytes of a row of a strip, at most
     size_t mark = c->work->used;
     float *a = (float *)sft_take(c->work, (size_t)(mb * strip)), *b = (float *)sft_take(c->work, (size_t)(sft__threads() * SFT__NR * strip));
-    float *part = depths > 1 ? (float *)sft_take(c->work, (size_t)(mb * nb) * 4) : NULL;
+    float *sums = (float *)sft_take(c->work, (size_t)(mb * nb) * 4), *part = depths > 1 ? sums : NULL; // one plan for all K
     sft_give_back(c->work, mark);
     if (sft_planning(c) || g->M * g->N == 0) return;
 #pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)

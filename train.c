@@ -56,10 +56,21 @@ static void open_data(Run *r, bool training) { // [3]
     if (r->validation.samples) sft_dataset_pack(&r->validation, &unpacked);
 }
 
-// Tokens of the largest micro-batch: the longest packs together.
+static int64_t rows_per_step(const SftConfig *c) { return c->per_device_train_batch_size * c->gradient_accumulation_steps; }
+
+static int64_t total_steps(const Run *r) {
+    int64_t per_epoch = sft_steps_per_epoch(&r->train, rows_per_step(r->config));
+    if (r->config->max_steps > 0) return r->config->max_steps;
+    return (int64_t)ceil(r->config->num_train_epochs * (double)per_epoch);
+}
+
+// Tokens of the largest micro-batch of the run: its whole order is known before it begins.
 static int64_t largest_batch(const Run *r) {
-    return SFT_MAX(sft_largest_batch(&r->train, r->config->per_device_train_batch_size),
-                   sft_largest_batch(&r->validation, r->config->per_device_eval_batch_size));
+    const SftConfig *c = r->config;
+    int64_t size = c->per_device_eval_batch_size, steps = sft_steps_per_epoch(&r->validation, size);
+    return SFT_MAX(sft_largest_batch(&r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
+                                     (uint64_t)c->seed, c->shuffle),
+                   sft_largest_batch(&r->validation, size, size, steps, 0, false));
 }
 
 static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool plan) { // [4] [6]
@@ -303,12 +314,9 @@ static int train(const SftConfig *config) {
         open_model(&r, true, largest_batch(&r), cache, plan); // [4] [6]
         if (plan) sft_plan_print(stderr, &r.model);
     }
-    int64_t rows_per_step = config->per_device_train_batch_size * config->gradient_accumulation_steps;
-    int64_t per_epoch = sft_steps_per_epoch(&r.train, rows_per_step), order_of = -1;
-    int64_t *order = SFT_NEW(int64_t, r.train.packs);
-    int64_t total = config->max_steps;
-    if (total <= 0) total = (int64_t)ceil(config->num_train_epochs * (double)per_epoch);
-    SftTrainer t = sft_trainer(config, total); // [8]
+    const int64_t rows = rows_per_step(config), per_epoch = sft_steps_per_epoch(&r.train, rows);
+    int64_t *order = SFT_NEW(int64_t, r.train.packs), order_of = -1;
+    SftTrainer t = sft_trainer(config, total_steps(&r)); // [8]
     if (resume) sft_checkpoint_load(&r.model, &t, config, resume);
     else if (config->init_from) load_weights(&r, config->init_from);
     else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
@@ -326,10 +334,10 @@ static int train(const SftConfig *config) {
     signal(SIGTERM, on_signal);
 
     while (t.step < t.total && !stop_signal) {
-        int64_t epoch = t.step / per_epoch, first = t.step % per_epoch * rows_per_step;
+        int64_t epoch = t.step / per_epoch, first = t.step % per_epoch * rows;
         if (order_of != epoch)
             sft_epoch_order(order, &r.train, (uint64_t)config->seed, order_of = epoch, config->shuffle);
-        SftStepLine line = optimizer_step(&r, &t, order + first, SFT_MIN(rows_per_step, r.train.packs - first));
+        SftStepLine line = optimizer_step(&r, &t, order + first, SFT_MIN(rows, r.train.packs - first));
         line.epoch = (double)t.step / (double)per_epoch;
         sft_record_step(r.record, &line); // [11]
         bool last = t.step == t.total, new_epoch = t.step % per_epoch == 0;
@@ -586,10 +594,20 @@ static int help(const SftConfig *config) {
     return 0;
 }
 
+/* Threads that wait for each other spin a moment before they sleep. GCC's OpenMP spins for milliseconds, which costs
+   nothing on an idle machine and a factor of ten and more beside another busy program: each then waits for a thread
+   that is not running. It reads the length only when a program starts, so the program starts once more with a short one. */
+static void spin_briefly(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    setenv("GOMP_SPINCOUNT", "1000", 1);
+    execv("/proc/self/exe", argv); // goes on here if that cannot be done
+}
+
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(const SftConfig *); } commands[] = {
         {"train", train}, {"data", data}, {"eval", eval}, {"estimate", estimate}, {"generate", generate},
         {"chat", chat}, {"tokenize", tokenize}, {"export", export}, {"help", help}};
+    spin_briefly(argv);
     SftConfig config = sft_config(argc, argv); // [2]
 #ifndef SFT_NO_OPENMP
     if (config.threads) omp_set_num_threads((int)config.threads);
