@@ -100,7 +100,8 @@ $(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$
 endef
 $(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
 $(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
-EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan,$(BUILD)/emu_$(mode)_test_emu))
+$(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
+EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu))
 test-emu:
 	@$(MAKE) --no-print-directory deps
 	@$(MAKE) --no-print-directory -j2 $(EMU_TESTS)

@@ -284,7 +284,7 @@ static void complete(Warp &w, int i) {
     int warp = (int)(&w - e.warps);
     unsigned lanes = op.arrived;
     if (op.execute) op.execute(op.data, lanes);
-    if (op.kind == 0) trace_warp(warp, lanes);
+    trace_converge(warp, lanes, op.kind == 0);
     if (i != --w.nops) op = w.ops[w.nops];
     for (unsigned m = lanes; m; m &= m - 1) e.th[warp * 32 + __builtin_ctz(m)].state = READY;
     w.ready |= lanes;
@@ -384,7 +384,7 @@ static void release(Barrier &b) {
             t.result = result;
             if (t.state == AT_BARRIER && &b == &e.bars[t.barrier]) wake(t); // others have only arrived
         }
-    trace_meet(lanes);
+    trace_depart((int)(&b - e.bars), lanes);
     b = Barrier();
     e.barriers++;
 }
@@ -408,6 +408,7 @@ int barrier_arrive(const char *site, int id, int expected, int predicate, Reduce
     b.expected = expected, b.op = op, b.site = site;
     b.arrived++, b.count += predicate != 0;
     b.waiting[me.c.warp] |= 1u << me.c.lane;
+    trace_arrive(id);
     if (wait) {
         me.state = AT_BARRIER, me.barrier = id, me.what = id ? "a named barrier" : "__syncthreads", me.site = site;
         not_ready(me);

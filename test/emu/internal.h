@@ -103,6 +103,8 @@ std::string kernel_name(const char *pretty); // "gemm<AT = true>" of a __PRETTY_
 extern char *arena;
 extern size_t arena_size;
 bool in_arena(const void *p);
+bool in_allocation(const void *p, size_t bytes); // all of it within one
+bool is_symbol(const void *p);                   // a __device__ or __constant__ variable
 void protect(bool on);
 void check_red_zones(const char *who);
 void enqueue(cudaStream_t s, std::function<void()> op);
@@ -114,26 +116,20 @@ bool async_progress();           // completes one operation in flight, if there 
 void async_thread_end();
 void async_block_end();
 
-// trace.cc: happens-before and counters. Nothing in builds without EMU_TRACE.
+// trace.cc: happens-before, and counters. Nothing in builds without EMU_TRACE.
 #ifdef EMU_TRACE
-void trace_launch(Kernel *k, const Launch &l);
-void trace_launch_end();
-void trace_block_begin();
-void trace_block_end();
-void trace_warp(int warp, unsigned lanes);        // these lanes have met
-void trace_meet(const unsigned lanes[MAX_WARPS]); // these threads have met
-void trace_access(const char *site, const void *p, size_t bytes, Access kind, int lanes); // of the current thread, by PTX
-void trace_landing(const char *site, const void *p, size_t bytes); // an asynchronous copy's data are there
-void trace_mma(long flops);
+#define EMU_HOOK(declaration) declaration;
 #else
-static inline void trace_launch(Kernel *, const Launch &) {}
-static inline void trace_launch_end() {}
-static inline void trace_block_begin() {}
-static inline void trace_block_end() {}
-static inline void trace_warp(int, unsigned) {}
-static inline void trace_meet(const unsigned *) {}
-static inline void trace_access(const char *, const void *, size_t, Access, int) {}
-static inline void trace_landing(const char *, const void *, size_t) {}
-static inline void trace_mma(long) {}
+#define EMU_HOOK(declaration) static inline declaration {}
 #endif
+EMU_HOOK(void trace_launch(Kernel *, const Launch &))
+EMU_HOOK(void trace_launch_end())
+EMU_HOOK(void trace_block_begin())
+EMU_HOOK(void trace_block_end())
+EMU_HOOK(void trace_converge(int /* warp */, unsigned /* lanes */, bool /* ordered: __syncwarp */))
+EMU_HOOK(void trace_arrive(int /* barrier */))
+EMU_HOOK(void trace_depart(int /* barrier */, const unsigned * /* lanes of each warp that waited */))
+EMU_HOOK(void trace_access(void * /* pc */, const void *, size_t, Access, bool /* for the whole warp */))
+EMU_HOOK(void trace_landing(void * /* pc */, const void *, size_t)) // an asynchronous copy's data are there
+EMU_HOOK(void trace_mma(long /* flops */))
 } // namespace emu

@@ -80,16 +80,19 @@ struct Open { // device memory is open to the host within a scope
     Open() { protect(false); }
     ~Open() { protect(true); }
 };
-static bool is_device(const void *p, size_t n) { // within one allocation
+bool in_allocation(const void *p, size_t n) {
     if (!in_arena(p)) return false;
     size_t at = (const char *)p - arena;
     auto a = allocated.upper_bound(at);
     return a != allocated.begin() && (--a, at + n <= a->first + a->second);
 }
-bool find_allocation(const void *p, size_t bytes) { return is_device(p, bytes); }
 extern "C" __attribute__((weak)) char __start_emu_device[], __stop_emu_device[];
-static bool is_symbol(const void *p) { // a __device__ or __constant__ variable
+bool is_symbol(const void *p) {
     return (const char *)p >= __start_emu_device && (const char *)p < __stop_emu_device;
+}
+static bool is_pinned(const void *p) {
+    auto a = pinned.upper_bound({(const char *)p, SIZE_MAX});
+    return a != pinned.begin() && (--a, (const char *)p < a->first + a->second);
 }
 static size_t take(size_t need) {
     for (auto u = unused.begin(); u != unused.end(); ++u)
@@ -223,6 +226,10 @@ static void enqueue_after(cudaStream_t stream, std::function<void()> op, EmuStre
 void enqueue(cudaStream_t s, std::function<void()> op) { enqueue_after(s, std::move(op), nullptr, 0); }
 
 // ---- launches
+void check_pointer(int argument, const void *p) { // pinned memory is a kernel's to read, too
+    if (p && !in_arena(p) && !is_symbol(p) && !is_pinned(p))
+        fail("a kernel's argument %d is a host pointer, %p", argument, p);
+}
 void launch(const Launch &l, std::function<void()> body) {
     Kernel *k = nullptr;
     query = &k;
@@ -272,13 +279,9 @@ cudaError_t occupancy(int *blocks, Kernel *k, int threads, size_t dynamic) { // 
 static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-static bool is_pinned(const void *p) {
-    auto a = pinned.upper_bound({(const char *)p, SIZE_MAX});
-    return a != pinned.begin() && (--a, (const char *)p < a->first + a->second);
-}
 // Which side a pointer is on must be what the call says; a range must lie in one allocation.
 static cudaError_t check_copy(const void *p, size_t n, bool device, const char *what) {
-    if (!n || is_symbol(p) || is_device(p, n)) {
+    if (!n || is_symbol(p) || in_allocation(p, n)) {
         if (!n || device) return cudaSuccess;
         return report(cudaErrorInvalidValue, "cudaMemcpy: the %s is device memory, the kind says host", what);
     }
@@ -302,7 +305,7 @@ static cudaError_t copy(void *d, const void *s, size_t n, cudaMemcpyKind k, cuda
 }
 static cudaError_t set(void *d, int v, size_t n, cudaStream_t s) {
     std::lock_guard<std::recursive_mutex> l(lock);
-    if (n && !is_symbol(d) && !is_device(d, n))
+    if (n && !is_symbol(d) && !in_allocation(d, n))
         return report(cudaErrorInvalidValue, "cudaMemset: %zu bytes at %p are not within one allocation", n, d);
     enqueue(s, [=] { Open open; memset(d, v, n); });
     return cudaSuccess;

@@ -9,7 +9,7 @@
 namespace emu {
 // ---- programs
 struct Argument { char type; int index; int64_t value; }; // '%' operand, 'i' immediate, 'r' local register, '_' nothing
-struct Frame { const char *site; Operand *ops; uint64_t regs[16]; bool jump; };
+struct Frame { const char *site; void *pc; Operand *ops; uint64_t regs[16]; bool jump; };
 struct Instruction {
     std::string op, label;          // label: of a branch's target
     std::vector<Argument> args;     // braces and brackets removed
@@ -115,14 +115,14 @@ template <bool Store> static void run_matrix(const Instruction &in, Frame &f) {
     if (cur->lane < in.count * 8) {
         uint32_t a = value(in.args[Store ? 0 : in.count], f);
         check_shared(f.site, a, 16, 16);
-        trace_access(f.site, generic_address(a), 16, Store ? WRITE : READ, in.count * 8);
+        trace_access(f.pc, generic_address(a), 16, Store ? WRITE : READ, true);
     }
     aligned(in, f, matrix_execute<Store>);
 }
 
 // ---- cp.async: a thread's own copies, global to shared. The data land when the thread waits for them and no earlier, or
 // (EMU_ASYNC=early) at once: a kernel must be right both ways.
-struct Copy { const char *site; uint32_t to; int bytes, given, group; const void *from; };
+struct Copy { void *pc; uint32_t to; int bytes, given, group; const void *from; };
 struct Copies { std::vector<Copy> open; size_t first = 0; int group = 0; };
 struct Async {
     Copies th[MAX_THREADS];
@@ -135,37 +135,37 @@ static void land(const Copy &c) {
 static bool at_once() { return settings().async == 1 || (settings().async == 2 && random_next(engine->random) & 1); }
 static void run_cp_async(const Instruction &in, Frame &f) {
     int n = (int)value(in.args[2], f), given = in.args.size() > 3 + (size_t)in.flag ? (int)value(in.args[3], f) : n;
-    Copy c = {f.site, value(in.args[0], f), n, given, 0, (const void *)value64(in.args[1], f)};
+    Copy c = {f.pc, value(in.args[0], f), n, given, 0, (const void *)value64(in.args[1], f)};
     if (n != 4 && n != 8 && n != 16) fail("%s: cp.async copies 4, 8 or 16 bytes, not %d", f.site, n);
     if (in.flag2 && n != 16) fail("%s: cp.async.cg copies 16 bytes, not %d", f.site, n);
     if (given < 0 || given > n) fail("%s: cp.async of %d bytes out of %d", f.site, given, n);
     if ((uintptr_t)c.from % n) fail("%s: cp.async: source %p is not a multiple of %d", f.site, c.from, n);
     check_shared(f.site, c.to, n, n);
-    if (given) trace_access(f.site, c.from, given, READ, 32);
-    trace_access(f.site, generic_address(c.to), n, WRITE, 32);
+    if (given) trace_access(f.pc, c.from, given, READ, false);
+    trace_access(f.pc, generic_address(c.to), n, WRITE, false);
     Copies &q = engine->async->th[cur->tid];
     c.group = q.group;
     if (at_once()) land(c);
     else q.open.push_back(c);
 }
-static void wait_groups(const char *, int pending) { // until at most `pending` committed groups are open
+static void wait_groups(int pending) { // until at most `pending` committed groups are open
     Copies &q = engine->async->th[cur->tid];
     while (q.first < q.open.size() && q.open[q.first].group < q.group - pending) {
         Copy &c = q.open[q.first++];
         land(c);
-        trace_landing(c.site, generic_address(c.to), c.bytes);
+        trace_landing(c.pc, generic_address(c.to), c.bytes);
     }
     if (q.first == q.open.size()) q.open.clear(), q.first = 0;
 }
 static void run_cp_commit(const Instruction &, Frame &) { engine->async->th[cur->tid].group++; }
-static void run_cp_wait(const Instruction &in, Frame &f) { wait_groups(f.site, in.args.empty() ? -1 : (int)value(in.args[0], f)); }
+static void run_cp_wait(const Instruction &in, Frame &f) { wait_groups(in.args.empty() ? -1 : (int)value(in.args[0], f)); }
 
 void async_begin() {
     if (!engine->async) engine->async = new Async();
 }
 void async_thread_end() { // copies that nobody waited for land at last
     Copies &q = engine->async->th[cur->tid];
-    if (q.open.size()) wait_groups("exit", -1);
+    if (q.open.size()) wait_groups(-1);
     q.group = 0;
 }
 void async_block_end() {}
@@ -206,14 +206,14 @@ static void run_store_shared(const Instruction &in, Frame &f) { // st.shared{.v2
     int n = in.count;
     uint32_t a = value(in.args[0], f);
     check_shared(f.site, a, 4 * n, 4 * n);
-    trace_access(f.site, generic_address(a), 4 * n, WRITE, 32);
+    trace_access(f.pc, generic_address(a), 4 * n, WRITE, false);
     for (int i = 0; i < n; i++) memcpy((char *)generic_address(a) + 4 * i, pointer(in.args[1 + i], f), 4);
 }
 static void run_load_shared(const Instruction &in, Frame &f) {
     int n = in.count;
     uint32_t a = value(in.args[n], f);
     check_shared(f.site, a, 4 * n, 4 * n);
-    trace_access(f.site, generic_address(a), 4 * n, READ, 32);
+    trace_access(f.pc, generic_address(a), 4 * n, READ, false);
     for (int i = 0; i < n; i++) memcpy(pointer(in.args[i], f), (char *)generic_address(a) + 4 * i, 4);
 }
 static void run_exp2(const Instruction &in, Frame &f) { // ex2.approx.ftz.f32
@@ -389,7 +389,7 @@ void run_asm(Asm *a, Operand *ops, int n, const char *kinds) {
         if (!(p = a->program)) __atomic_store_n(&a->program, p = parse(a, n, kinds), __ATOMIC_RELEASE);
     }
     Frame f;
-    f.site = a->site, f.ops = ops, f.jump = false;
+    f.site = a->site, f.pc = __builtin_return_address(0), f.ops = ops, f.jump = false;
     for (size_t pc = 0; pc < p->code.size(); pc++) {
         const Instruction &in = p->code[pc];
         if (in.guard >= 0 && (bool)(f.regs[in.guard] & 1) == in.negated) continue;

@@ -322,6 +322,58 @@ static void broken_host_access() {
     printf("%g\n", *(volatile float *)x.p);
 }
 
+// ---- order between blocks, and within a warp
+template <bool FENCE, bool SYNC> __global__ void last_block_sums(float *out, float *partial, unsigned *count, const float *x) {
+    __shared__ bool last;
+    __shared__ float s[64];
+    s[threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        float sum = 0;
+        for (int i = 0; i < 64; i++) sum += s[i];
+        partial[blockIdx.x] = sum;
+        if (FENCE) __threadfence();
+        last = atomicInc(count, gridDim.x - 1) == gridDim.x - 1;
+    }
+    if (SYNC) __syncthreads();
+    else __syncwarp();
+    if (threadIdx.x == 32 * !SYNC && last) {
+        float sum = 0;
+        for (unsigned i = 0; i < gridDim.x; i++) sum += partial[i];
+        *out = sum;
+    }
+}
+template <bool FENCE, bool SYNC> static void last_block_case() {
+    Device<float> x(std::vector<float>(64 * 8, 0.5f)), out(1), partial(8);
+    Device<unsigned> count(std::vector<unsigned>{0});
+    last_block_sums<FENCE, SYNC><<<8, 64>>>(out.p, partial.p, count.p, x.p);
+    float sum = out.get()[0];
+    CHECK(sum == 256 || !SYNC);
+}
+static void test_last_block() { last_block_case<true, true>(); }
+static void broken_fence() { last_block_case<false, true>(); }
+static void broken_last_block() { last_block_case<true, false>(); }
+template <bool SYNC> __global__ void lanes_exchange(float *x) {
+    __shared__ float s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    if (SYNC) __syncwarp();
+    x[threadIdx.x] = s[threadIdx.x ^ 1];
+}
+static void test_syncwarp() {
+    Device<float> x(random_floats(64));
+    lanes_exchange<true><<<1, 64>>>(x.p);
+    no_nan(x.get());
+}
+static void broken_syncwarp() {
+    Device<float> x(random_floats(64));
+    lanes_exchange<false><<<1, 64>>>(x.p);
+    x.get();
+}
+static void broken_host_pointer() {
+    std::vector<float> h(64);
+    lanes_exchange<true><<<1, 64>>>(h.data());
+}
+
 // ---- types
 __global__ void half_types(uint16_t *out, const float *in) {
     for (int i = threadIdx.x; i < 65536; i += blockDim.x) { // every value survives the way to float and back
@@ -496,6 +548,80 @@ static void test_cp_async() {
     }
 }
 static void broken_cp_wait() { double_buffer_case<2>(); }
+__global__ void copies_of_others(float *out, const float *in) { // a thread waits for its own copies, not for others'
+    __shared__ __align__(16) float s[256];
+    copy_async<16>(s + threadIdx.x * 4, in + threadIdx.x * 4);
+    asm volatile("cp.async.wait_all;");
+    out[threadIdx.x] = s[255 - threadIdx.x];
+}
+static void broken_cp_barrier() {
+    Device<float> in(random_floats(256)), out(64);
+    copies_of_others<<<1, 64>>>(out.p, in.p);
+    no_nan(out.get());
+}
+
+// ---- counters
+#ifdef EMU
+__global__ void strided_copy(float *d, const float *s, int stride) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) * stride;
+    d[i] = s[i];
+}
+__global__ void vector_copy(float4 *d, const float4 *s) { d[threadIdx.x] = s[threadIdx.x]; }
+template <int PAD> __global__ void transpose(float *d, const float *s) {
+    __shared__ float t[32][32 + PAD];
+    t[threadIdx.y][threadIdx.x] = s[threadIdx.y * 32 + threadIdx.x];
+    __syncthreads();
+    d[threadIdx.y * 32 + threadIdx.x] = t[threadIdx.x][threadIdx.y];
+}
+__global__ void odd_and_even(float *d) {
+    if (threadIdx.x & 1) d[threadIdx.x] = 1;
+    else d[threadIdx.x] = 2;
+}
+__global__ void polynomial(float *d, const float *s, int n) { // 2 n operations a thread, and nothing else on floats
+    float x = s[threadIdx.x], y = 0;
+    for (int i = 0; i < n; i++) y = y * x + 1.0f;
+    d[threadIdx.x] = y;
+}
+static const EmuLine *line_of(const char *kernel, char space, char kind) {
+    const EmuCount *c = emu_counts(kernel);
+    CHECK(c);
+    for (int i = 0; i < c->nlines; i++)
+        if (c->lines[i].space == space && c->lines[i].kind == kind) return &c->lines[i];
+    CHECK(!"no such line");
+    return NULL;
+}
+static void test_counters() {
+    auto h = random_floats(4096);
+    Device<float> s(h), d(4096);
+    emu_count(true);
+    strided_copy<<<2, 64>>>(d.p, s.p, 1);
+    const EmuLine *l = line_of("strided_copy", 'g', 'r');
+    CHECK(l->requests == 4 && l->lanes == 128 && l->sectors == 16 && l->ideal == 16 && l->bytes == 4);
+    CHECK(strstr(l->file, "test_emu.cu") && l->line == l->outer);
+    CHECK(emu_counts("strided_copy")->needed == 1024 && emu_counts("strided_copy")->read == 512);
+    emu_count(true);
+    strided_copy<<<1, 64>>>(d.p, s.p, 32); // every lane a sector of its own
+    CHECK(line_of("strided_copy", 'g', 'r')->sectors == 64 && line_of("strided_copy", 'g', 'w')->ideal == 8);
+    vector_copy<<<1, 32>>>((float4 *)d.p, (const float4 *)s.p);
+    l = line_of("vector_copy", 'g', 'w');
+    CHECK(l->requests == 1 && l->bytes == 16 && l->sectors == 16 && l->ideal == 16);
+    transpose<0><<<1, dim3(32, 32)>>>(d.p, s.p);
+    transpose<1><<<1, dim3(32, 32)>>>(d.p, s.p);
+    CHECK(emu_counts("transpose<PAD = 0>")->conflicts == 32 * 31 && emu_counts("transpose<PAD = 1>")->conflicts == 0);
+    CHECK(line_of("transpose<PAD = 0>", 's', 'r')->sectors == 1024 && line_of("transpose<PAD = 0>", 's', 'w')->sectors == 32);
+    odd_and_even<<<1, 32>>>(d.p);
+    l = line_of("odd_and_even", 'g', 'w');
+    const EmuCount *c = emu_counts("odd_and_even");
+    CHECK(l->requests == 1 && l->lanes == 16 && c->active < 32 * c->issued);
+    polynomial<<<1, 64>>>(d.p, s.p, 10);
+    CHECK(emu_counts("polynomial")->flops == 64 * 20);
+    std::vector<__nv_bfloat16> a(256), b(128);
+    Device<__nv_bfloat16> A(a), B(b);
+    mma_tile<__nv_bfloat16, false><<<1, 32>>>(d.p, A.p, B.p);
+    CHECK(emu_counts("mma_tile")->mma_flops == 2 * 16 * 8 * 16);
+    emu_report(NULL);
+}
+#endif
 
 // ---- streams
 __global__ void fill(float *x, float v) { x[threadIdx.x] = v; }
@@ -543,6 +669,8 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"atomics and device variables", test_global, ALL, "", NULL},
     {"device memory", test_memory, ALL, "", NULL},
     {"device memory has a budget", test_budget, ALL, "EMU_MEMORY=100000", NULL},
+    {"the last block adds up", test_last_block, ALL, "", NULL},
+    {"lanes exchange", test_syncwarp, ALL, "", NULL},
     {"16-bit types", test_types, ALL, "", NULL},
     {"mma.sync and ldmatrix", test_mma, ALL, "", NULL},
     {"cp.async", test_cp_async, ALL, "", NULL},
@@ -563,6 +691,14 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"caught: missing barrier, by the race detector", broken_missing_barrier, TRACE, "", "race"},
     {"caught: missing barrier in a loop", broken_second_barrier, TRACE, "", "race"},
     {"caught: a race between blocks", broken_block_race, TRACE, "", "race"},
+    {"counters", test_counters, TRACE, "", NULL},
+    {"caught: no __threadfence before the atomic", broken_fence, TRACE, "", "__threadfence() before an atomic"},
+    {"caught: the last block's other threads do not wait", broken_last_block, TRACE, "", "race in last_block_sums"},
+    {"caught: no __syncwarp", broken_syncwarp, TRACE, "", "no __syncwarp"},
+    {"caught: cp.async, others' copies without a barrier", broken_cp_barrier, TRACE, "", "race in copies_of_others"},
+    {"caught: a host pointer", broken_host_pointer, FAST, "", "argument 1 is a host pointer"},
+    {"caught: shared memory, past the end", broken_shared, TRACE, "", "shared memory access out of bounds"},
+    {"caught: global memory, past the end", broken_global, TRACE, "", "global memory access out of bounds"},
     {"caught: shared memory, past the end", broken_shared, FAST, "", "past the end of a __shared__ variable"},
     {"caught: shared memory, past the end", broken_shared, ASAN, "", "index 64 out of bounds"},
     {"caught: dynamic shared memory, past the end", broken_dynamic, FAST, "", "past the end of the dynamic part"},

@@ -1,3 +1,439 @@
+// trace.cc - the race detector and the counters. In trace builds the kernels are compiled with g++'s instrumentation for
+// ThreadSanitizer and for coverage, but linked with the hooks below instead of its library: every load and store calls
+// __tsan_readN or __tsan_writeN, every basic block __sanitizer_cov_trace_pc. Blocks run one after another.
 #include "internal.h"
+#ifndef EMU_TRACE
 int emu_races() { return 0; }
 bool emu_traces() { return false; }
+void emu_count(bool) {}
+const EmuCount *emu_counts(const char *) { return nullptr; }
+void emu_report(const char *) { printf("counters need a trace build\n"); }
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+namespace emu {
+typedef uint64_t Pc;
+static bool counting, racing = true;
+
+// ---- where an instruction was written: addr2line's inlined frames, innermost first, without the emulator's headers
+struct Place { std::string file = "?"; int line = 0, outer = 0; };
+static void resolve(const std::vector<Pc> &pcs, std::map<Pc, Place> &places) {
+    for (size_t from = 0; from < pcs.size(); from += 500) {
+        std::string command = "addr2line -a -i -e /proc/" + std::to_string(getpid()) + "/exe";
+        char text[600];
+        for (size_t i = from; i < std::min(pcs.size(), from + 500); i++) {
+            snprintf(text, sizeof text, " %#lx", (unsigned long)pcs[i] - 1); // into the call
+            command += text;
+        }
+        FILE *f = popen(command.c_str(), "r");
+        Place *p = nullptr;
+        while (f && fgets(text, sizeof text, f)) {
+            if (!strncmp(text, "0x", 2)) { p = &places[strtoull(text, nullptr, 16) + 1]; continue; }
+            char *colon = strrchr(text, ':'), *slash = strrchr(text, '/');
+            if (!p || !colon || strstr(text, "/emu/include/") || strstr(text, "/c++/")) continue;
+            *colon = 0;
+            int line = atoi(colon + 1);
+            if (!p->line && line) p->file = slash ? slash + 1 : text, p->line = line;
+            if (line && p->line && p->file == (slash ? slash + 1 : text)) p->outer = line;
+        }
+        if (f) pclose(f);
+    }
+}
+static const Place &place(Pc pc) {
+    static std::map<Pc, Place> places;
+    if (!places.count(pc)) resolve({pc}, places);
+    return places[pc];
+}
+
+// ---- races. Happens-before between the warps of a block is kept in vector clocks: clocks[w][v] is the newest moment of
+// warp v that warp w is known to come after. Barriers join clocks. Within a warp, `syncs` counts __syncwarp and barriers;
+// lanes are ordered by nothing else. Each 4-byte word of memory remembers who wrote it last and two who have read it.
+struct Cell {
+    uint32_t block, clock, sync; // serial number of the block; its warp's clock and syncs at the access
+    uint16_t thread;             // WHOLE_WARP: ldmatrix, stmatrix
+    uint8_t bytes, kind;         // which of the four; Access
+    Pc pc;
+};
+struct Shadow { Cell write, read[2]; };
+const uint16_t WHOLE_WARP = 0x8000; // plus the first lane's number
+static Shadow *global_shadow, *shared_shadow;
+static std::unordered_map<uintptr_t, Shadow> symbol_shadow; // __device__ variables
+static uint32_t serial, first_serial;                       // blocks so far; first of this launch
+static uint32_t clocks[MAX_WARPS][MAX_WARPS], syncs[MAX_WARPS], barrier_clock[BARRIERS][MAX_WARPS];
+static int races;
+static std::set<std::pair<Pc, Pc>> reported;
+
+// Between blocks only one thing orders: a thread that has executed __threadfence() and then an atomic on global memory
+// releases what its block did before; a later atomic on the same address acquires it ("the last block done").
+struct Event { const void *variable; size_t at; uint16_t thread; uint32_t sync, clock, clocks[MAX_WARPS]; };
+static std::unordered_map<uint32_t, std::vector<Event>> releases; // by block
+static std::unordered_map<const void *, size_t> released;         // variable -> number of releases
+static std::vector<Event> acquired;                               // by the block that runs
+static std::vector<bool> fenced;
+
+static Event event(const void *variable, size_t at) {
+    int w = cur->warp;
+    Event e = {variable, at, (uint16_t)cur->tid, syncs[w], clocks[w][w], {}};
+    memcpy(e.clocks, clocks[w], sizeof e.clocks);
+    return e;
+}
+static int warp_of(uint16_t thread) { return (thread & ~WHOLE_WARP) / 32; }
+// Is an access (its thread, sync, clock) before a moment of the same block (its thread, sync, and its warp's clocks)?
+static bool before(uint16_t t, uint32_t sync, uint32_t clock, uint16_t later, uint32_t later_sync, const uint32_t *later_clocks) {
+    if (t == later && t < WHOLE_WARP) return true;
+    int w = warp_of(t);
+    return w == warp_of(later) ? sync < later_sync : later_clocks[w] >= clock;
+}
+static bool released_to(const Cell &o, const Cell &n) {
+    auto r = releases.find(o.block);
+    if (r == releases.end()) return false;
+    for (const Event &e : r->second)
+        if (before(o.thread, o.sync, o.clock, e.thread, e.sync, e.clocks))
+            for (const Event &a : acquired)
+                if (a.variable == e.variable && a.at > e.at &&
+                    before(a.thread, a.sync, a.clock, n.thread, n.sync, clocks[warp_of(n.thread)]))
+                    return true;
+    return false;
+}
+static bool conflict(const Cell &o, const Cell &n, bool shared) {
+    if (o.block < first_serial || !(o.bytes & n.bytes) || (o.kind == READ && n.kind == READ)) return false;
+    if (o.kind == ATOMIC && n.kind == ATOMIC) return false;
+    if (o.block == n.block) return !before(o.thread, o.sync, o.clock, n.thread, n.sync, clocks[warp_of(n.thread)]);
+    return !shared && !released_to(o, n);
+}
+static void race(const Cell &o, const Cell &n, bool shared) {
+    if (!reported.insert({std::min(o.pc, n.pc), std::max(o.pc, n.pc)}).second) return;
+    static const char *kinds[] = {"read", "write", "atomic"};
+    const Place &a = place(o.pc), &b = place(n.pc);
+    bool blocks = o.block != n.block, warp = warp_of(o.thread) == warp_of(n.thread);
+    races++;
+    fprintf(stderr, "emu: race in %s, %s memory: %s at %s:%d by ", kernel_name(engine->kernel->name).c_str(), shared ? "shared" : "global",
+            kinds[o.kind], a.file.c_str(), a.line);
+    if (blocks) fprintf(stderr, "block %u, ", o.block - first_serial);
+    fprintf(stderr, "thread %d; %s at %s:%d by ", o.thread & ~WHOLE_WARP, kinds[n.kind], b.file.c_str(), b.line);
+    if (blocks) fprintf(stderr, "block %u, ", n.block - first_serial);
+    fprintf(stderr, "thread %d; %s\n", n.thread & ~WHOLE_WARP,
+            blocks ? "nothing orders two blocks of a launch, but __threadfence() before an atomic and an atomic after"
+            : warp ? "no __syncwarp or __syncthreads between" : "no barrier between");
+}
+static Shadow &shadow(uintptr_t word, bool shared, bool global) {
+    if (shared) return shared_shadow[(word - (uintptr_t)engine->window) / 4];
+    if (global) return global_shadow[(word - (uintptr_t)arena) / 4];
+    return symbol_shadow[word];
+}
+static void check_races(Pc pc, const char *p, size_t n, Access kind, bool warp, bool shared, bool global) {
+    int w = cur->warp;
+    Cell c = {serial, clocks[w][w], syncs[w], (uint16_t)(warp ? WHOLE_WARP + w * 32 : cur->tid), 0, (uint8_t)kind, pc};
+    for (uintptr_t word = (uintptr_t)p & ~(uintptr_t)3; word < (uintptr_t)p + n; word += 4) {
+        c.bytes = 15;
+        if (word < (uintptr_t)p) c.bytes &= 15 << ((uintptr_t)p - word);
+        if (word + 4 > (uintptr_t)p + n) c.bytes &= 15 >> (word + 4 - (uintptr_t)p - n);
+        Shadow &s = shadow(word, shared, global);
+        if (conflict(s.write, c, shared)) race(s.write, c, shared);
+        if (kind != READ) {
+            for (Cell &r : s.read)
+                if (conflict(r, c, shared)) race(r, c, shared);
+            s.write = c;
+            s.read[0].block = s.read[1].block = 0;
+        } else if (s.read[0].block != c.block || s.read[0].thread == c.thread) s.read[0] = c;
+        else s.read[1] = c;
+    }
+}
+
+// ---- counters. Each thread keeps a list of what it executed. When the lanes of a warp meet, the k-th execution of an
+// instruction by one lane and the k-th by another are taken to be one instruction of the warp.
+struct Record { Pc pc; const char *p; uint16_t bytes; uint8_t kind; char space; }; // space: 'g', 's', 'b'asic block
+struct Line { Pc pc; EmuLine l; };
+struct Kernelcount {
+    EmuCount c = {};
+    std::map<std::pair<Pc, int>, EmuLine> lines;
+    std::unordered_map<Pc, long> basic_blocks; // executions by threads
+    std::unordered_map<uintptr_t, int> sectors; // of this launch
+    std::vector<EmuLine> sorted;
+    std::string name;
+};
+static std::map<std::string, Kernelcount> counts;
+static Kernelcount *counted;
+static std::vector<Record> records[MAX_THREADS];
+struct Group { const Record *lane[32]; int n; };
+
+static void count_global(EmuLine &l, const Group &g, Kernelcount &k) {
+    std::set<uintptr_t> sectors, words; // 32 bytes; bytes, in units of 2 where the access allows
+    int unit = l.bytes % 4 == 0 ? 4 : 1;
+    for (const Record *r : g.lane)
+        for (int b = 0; r && b < r->bytes; b += unit) {
+            sectors.insert(((uintptr_t)r->p + b) / 32);
+            words.insert(((uintptr_t)r->p + b) / unit);
+        }
+    long moved = (long)sectors.size() * 32;
+    l.sectors += (long)sectors.size(), l.ideal += ((long)words.size() * unit + 31) / 32;
+    if (l.kind != 'w') k.c.read += moved;
+    if (l.kind != 'r') k.c.written += moved;
+    for (uintptr_t s : sectors) k.sectors[s] = 1;
+}
+// Shared memory has 32 banks of 4 bytes. A warp's request goes in parts of 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8 of
+// 16. A part takes as many passes as the busiest bank has different words.
+static void count_shared(EmuLine &l, const Group &g, Kernelcount &k) {
+    int part = std::max(1, std::min(32, 128 / std::max(4, l.bytes)));
+    for (int from = 0; from < 32; from += part) {
+        std::set<uintptr_t> words;
+        int banks[32] = {}, passes = 0;
+        for (int lane = from; lane < from + part; lane++)
+            if (const Record *r = g.lane[lane])
+                for (int b = 0; b < r->bytes; b += 4) words.insert(((uintptr_t)r->p + b) / 4);
+        for (uintptr_t w : words) passes = std::max(passes, ++banks[w % 32]);
+        l.sectors += passes, l.ideal += passes > 0, k.c.conflicts += std::max(0, passes - 1);
+    }
+}
+static void flush(int warp) {
+    std::unordered_map<uint64_t, std::vector<Group>> groups;
+    bool any = false;
+    for (int lane = 0; lane < 32; lane++) {
+        std::unordered_map<uint64_t, int> seen;
+        for (const Record &r : records[warp * 32 + lane]) {
+            uint64_t key = r.pc << 8 | (uint64_t)r.space << 2 | r.kind; // one instruction may read and write
+            size_t i = (size_t)seen[key]++;
+            auto &v = groups[key];
+            if (v.size() <= i) v.push_back(Group());
+            v[i].lane[lane] = &r, v[i].n++, any = true;
+        }
+    }
+    if (any) for (auto &entry : groups)
+        for (const Group &g : entry.second) {
+            const Record *r = *std::find_if(g.lane, g.lane + 32, [](const Record *r) { return r != nullptr; });
+            Kernelcount &k = *counted;
+            if (r->space == 'b') {
+                k.c.issued++, k.c.active += g.n, k.basic_blocks[r->pc] += g.n;
+                continue;
+            }
+            EmuLine &l = k.lines[{r->pc, r->kind * 2 + (r->space == 's')}];
+            l.space = r->space, l.kind = "rwa"[r->kind], l.bytes = r->bytes;
+            l.requests++, l.lanes += g.n;
+            if (r->space == 'g') count_global(l, g, k);
+            else count_shared(l, g, k);
+        }
+    for (int lane = 0; lane < 32; lane++) records[warp * 32 + lane].clear();
+}
+
+// Arithmetic instructions of each basic block, from a disassembly of this very program: scalar operations count 1, fused
+// ones and calls of fmaf 2, calls of a mathematical function 1.
+static int flops_of(const char *op, const char *rest) {
+    static const char *names[] = {"addss", "subss", "mulss", "divss", "maxss", "minss", "sqrtss", "fadd", "fsub", "fmul", "fdiv", "fmax",
+                                  "fmin", "fmaxnm", "fminnm", "fsqrt"};
+    static const char *functions[] = {"expf", "exp2f", "logf", "log2f", "powf", "tanhf", "sinf", "cosf", "erff", "sqrtf", "fmaxf", "fminf"};
+    if (!strncmp(op, "vfm", 3) || !strncmp(op, "vfnm", 4) || !strcmp(op, "fmadd") || !strcmp(op, "fmsub") || strstr(rest, "<fmaf@")) return 2;
+    for (const char *n : names)
+        if (!strcmp(op + (op[0] == 'v'), n)) return 1;
+    for (const char *n : functions)
+        if (const char *at = strstr(rest, n))
+            if (at[-1] == '<' && at[strlen(n)] == '@') return 1;
+    return 0;
+}
+static const std::unordered_map<Pc, int> &static_flops() {
+    static std::unordered_map<Pc, int> m;
+    static bool done;
+    if (done) return m;
+    done = true;
+    std::string command = "objdump -d --no-show-raw-insn /proc/" + std::to_string(getpid()) + "/exe";
+    FILE *f = popen(command.c_str(), "r");
+    char line[600];
+    Pc block = 0;
+    bool next = false;
+    while (f && fgets(line, sizeof line, f)) {
+        unsigned long a;
+        char op[40];
+        int n = 0;
+        if (sscanf(line, " %lx: %39s%n", &a, op, &n) != 2) { block = 0; continue; } // a new function
+        if (next) block = a, next = false;
+        if (strstr(line, "<__sanitizer_cov_trace_pc>")) next = true;
+        else if (block)
+            if (int flops = flops_of(op, line + n)) m[block] += flops;
+    }
+    if (f) pclose(f);
+    return m;
+}
+
+// ---- the hooks
+static void record(Pc pc, const void *address, size_t n, Access kind, bool warp = false) {
+    if (!cur) return;
+    const char *p = (const char *)address;
+    bool shared = p >= engine->window && p < engine->window + WINDOW, global = in_arena(p);
+    if (!shared && !global && !is_symbol(p)) return; // the thread's own
+    if (shared) {
+        size_t at = p - engine->window;
+        bool in = engine->dynamic_at && at >= engine->dynamic_at && at + n <= engine->dynamic_at + engine->launch.dynamic;
+        for (auto &s : engine->statics) in |= at >= s.first && at + n <= s.first + s.second;
+        if (!in) fail("%s:%d: shared memory access out of bounds", place(pc).file.c_str(), place(pc).line);
+    } else if (global && !in_allocation(p, n))
+        fail("%s:%d: global memory access out of bounds: %zu bytes at %p", place(pc).file.c_str(), place(pc).line, n, address);
+    if (racing) check_races(pc, p, n, kind, warp, shared, global);
+    if (counting) records[cur->tid].push_back({pc, p, (uint16_t)n, (uint8_t)kind, shared ? 's' : 'g'});
+}
+static void join(uint32_t *into, const uint32_t *from) {
+    for (int i = 0; i < MAX_WARPS; i++) into[i] = std::max(into[i], from[i]);
+}
+void trace_launch(Kernel *k, const Launch &l) {
+    if (!global_shadow && racing) {
+        auto map = [](size_t n) {
+            void *p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (p == MAP_FAILED) fail("the race detector needs %zu bytes of address space: set EMU_MEMORY lower", n);
+            return (Shadow *)p;
+        };
+        if (arena) global_shadow = map(arena_size / 4 * sizeof(Shadow));
+        if (!shared_shadow) shared_shadow = map(WINDOW / 4 * sizeof(Shadow));
+    }
+    first_serial = serial + 1;
+    releases.clear();
+    released.clear();
+    if (!counting) return;
+    counted = &counts[kernel_name(k->name)];
+    counted->sectors.clear();
+    counted->c.launches++, counted->c.blocks += (long)l.grid.x * l.grid.y * l.grid.z;
+    counted->c.threads += (long)l.grid.x * l.grid.y * l.grid.z * l.block.x * l.block.y * l.block.z;
+}
+void trace_launch_end() {
+    if (counting) counted->c.needed += (long)counted->sectors.size() * 32;
+}
+void trace_block_begin() {
+    serial++;
+    memset(clocks, 0, sizeof clocks);
+    memset(syncs, 0, sizeof syncs);
+    memset(barrier_clock, 0, sizeof barrier_clock);
+    for (int w = 0; w < MAX_WARPS; w++) clocks[w][w] = 1;
+    acquired.clear();
+    fenced.assign(MAX_THREADS, false);
+}
+void trace_block_end() {
+    for (int w = 0; counting && w < engine->nwarps; w++) flush(w);
+    if (counting) counted->c.barriers += engine->barriers;
+}
+void trace_converge(int warp, unsigned lanes, bool ordered) {
+    if (ordered) syncs[warp]++;
+    if (counting && lanes == engine->warps[warp].live) flush(warp);
+}
+void trace_arrive(int barrier) {
+    int w = cur->warp;
+    join(barrier_clock[barrier], clocks[w]);
+    clocks[w][w]++;
+}
+void trace_depart(int barrier, const unsigned *lanes) {
+    for (int w = 0; w < engine->nwarps; w++)
+        if (lanes[w]) {
+            join(clocks[w], barrier_clock[barrier]);
+            syncs[w]++;
+            if (counting) flush(w);
+        }
+    memset(barrier_clock[barrier], 0, sizeof barrier_clock[barrier]);
+}
+void trace_access(void *pc, const void *p, size_t n, Access kind, bool warp) { record((Pc)pc, p, n, kind, warp); }
+void trace_landing(void *pc, const void *p, size_t n) { // a write, as far as order goes; counted when it was issued
+    bool c = counting;
+    counting = false;
+    record((Pc)pc, p, n, WRITE);
+    counting = c;
+}
+void trace_mma(long flops) {
+    if (counting) counted->c.mma_flops += flops;
+}
+__attribute__((noinline)) void access(const void *p, size_t n, Access kind) {
+    record((Pc)__builtin_return_address(0), p, n, kind);
+    if (kind != ATOMIC || !in_arena(p) || !racing) return;
+    size_t &count = released[p];
+    if (count) acquired.push_back(event(p, count));
+    if (fenced[cur->tid]) releases[serial].push_back(event(p, count++));
+    clocks[cur->warp][cur->warp]++;
+}
+void fence() {
+    if (cur) fenced[cur->tid] = true;
+}
+void copy(void *to, const void *from, size_t n) { memcpy(to, from, n); }
+} // namespace emu
+using namespace emu;
+
+int emu_races() { return races; }
+bool emu_traces() { return true; }
+void emu_count(bool on) {
+    if (on) counts.clear();
+    counting = on;
+}
+const EmuCount *emu_counts(const char *name) {
+    for (auto &entry : counts) {
+        Kernelcount &k = entry.second;
+        if (entry.first != name && entry.first.substr(0, entry.first.find('<')) != name) continue;
+        std::vector<Pc> pcs;
+        std::map<Pc, Place> places;
+        for (auto &l : k.lines) pcs.push_back(l.first.first);
+        std::sort(pcs.begin(), pcs.end());
+        pcs.erase(std::unique(pcs.begin(), pcs.end()), pcs.end());
+        resolve(pcs, places);
+        static std::set<std::string> files; // keeps the names
+        std::map<std::tuple<const char *, int, int, int, int>, EmuLine> merged; // unrolled copies of a line are one
+        for (auto &l : k.lines) {
+            const Place &p = places[l.first.first];
+            EmuLine x = l.second;
+            x.file = files.insert(p.file).first->c_str(), x.line = p.line, x.outer = p.outer;
+            EmuLine &m = merged[{x.file, x.outer, x.line, x.space * 256 + x.kind, x.bytes}];
+            long sums[4] = {m.requests, m.lanes, m.sectors, m.ideal};
+            m = x;
+            m.requests += sums[0], m.lanes += sums[1], m.sectors += sums[2], m.ideal += sums[3];
+        }
+        k.sorted.clear();
+        for (auto &m : merged) k.sorted.push_back(m.second);
+        k.c.flops = 0;
+        auto &flops = static_flops();
+        for (auto &b : k.basic_blocks) {
+            auto f = flops.find(b.first);
+            if (f != flops.end()) k.c.flops += b.second * f->second;
+        }
+        k.name = entry.first;
+        k.c.name = k.name.c_str(), k.c.nlines = (int)k.sorted.size(), k.c.lines = k.sorted.data();
+        return &k.c;
+    }
+    return nullptr;
+}
+void emu_report(const char *name) {
+    for (auto &entry : counts) {
+        if (name && entry.first != name && entry.first.substr(0, entry.first.find('<')) != name) continue;
+        const EmuCount *c = emu_counts(entry.first.c_str());
+        printf("%s: %ld launches, %ld blocks, %ld threads, %ld block barriers\n", c->name, c->launches, c->blocks, c->threads, c->barriers);
+        printf("  global memory: %ld bytes read, %ld written; with a perfect cache %ld\n", c->read, c->written, c->needed);
+        printf("  arithmetic: %ld, tensor cores: %ld; %.1f of 32 lanes active; %ld bank conflicts\n", c->flops, c->mma_flops,
+               c->issued ? (double)c->active / (double)c->issued : 32.0, c->conflicts);
+        for (int i = 0; i < c->nlines; i++) {
+            const EmuLine &l = c->lines[i];
+            char where[200];
+            snprintf(where, sizeof where, l.line == l.outer ? "%s:%d" : "%s:%d (in %d)", l.file, l.outer, l.line);
+            double r = (double)l.requests;
+            printf("  %-28s %s %-6s %2d bytes %9ld requests %5.1f lanes  %6.2f %s (at best %.2f)\n", where, l.space == 'g' ? "global" : "shared",
+                   l.kind == 'r' ? "load" : l.kind == 'w' ? "store" : "atomic", l.bytes, l.requests, (double)l.lanes / r, (double)l.sectors / r,
+                   l.space == 'g' ? "sectors" : "passes ", (double)l.ideal / r);
+        }
+    }
+}
+extern "C" {
+#define PC ((Pc)__builtin_return_address(0))
+#define HOOK(n) \
+    void __tsan_read##n(void *p) { record(PC, p, n, READ); } \
+    void __tsan_write##n(void *p) { record(PC, p, n, WRITE); } \
+    void __tsan_unaligned_read##n(void *p) { record(PC, p, n, READ); } \
+    void __tsan_unaligned_write##n(void *p) { record(PC, p, n, WRITE); } \
+    void __tsan_volatile_read##n(void *p) { record(PC, p, n, READ); } \
+    void __tsan_volatile_write##n(void *p) { record(PC, p, n, WRITE); }
+HOOK(1) HOOK(2) HOOK(4) HOOK(8) HOOK(16)
+void __tsan_read_range(void *p, size_t n) { record(PC, p, n, READ); }
+void __tsan_write_range(void *p, size_t n) { record(PC, p, n, WRITE); }
+void __tsan_init() {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+void __sanitizer_cov_trace_pc() {
+    if (cur && counting) records[cur->tid].push_back({PC, nullptr, 0, 0, 'b'});
+}
+}
+#endif

@@ -200,18 +200,27 @@ static inline void *__cvta_shared_to_generic(size_t a) { return emu::generic_add
 static inline long long clock64() { return 0; }
 
 // ---- device built-ins: memory. Cache hints change no result.
-#define EMU_LOAD(name) template <class T> T name(const T *p) { return *p; }
+#define EMU_LOAD(name) template <class T> EMU_INLINE T name(const T *p) { return *p; }
 EMU_LOAD(__ldg) EMU_LOAD(__ldca) EMU_LOAD(__ldcg) EMU_LOAD(__ldcs) EMU_LOAD(__ldlu) EMU_LOAD(__ldcv)
-#define EMU_STORE(name) template <class T> void name(T *p, std::common_type_t<T> v) { *p = v; }
+#define EMU_STORE(name) template <class T> EMU_INLINE void name(T *p, std::common_type_t<T> v) { *p = v; }
 EMU_STORE(__stwb) EMU_STORE(__stcg) EMU_STORE(__stcs) EMU_STORE(__stwt)
 namespace emu {
+#ifdef EMU_TRACE // one thread at a time
+template <class T, class F> EMU_INLINE T atomic(T *p, F f) { // the old value; new = f(old)
+    access(p, sizeof(T), ATOMIC);
+    T old, v;
+    copy(&old, p, sizeof(T));
+    v = f(old);
+    copy(p, &v, sizeof(T));
+    return old;
+}
+#else
 template <int N> struct Word;
 template <> struct Word<2> { typedef uint16_t type; };
 template <> struct Word<4> { typedef uint32_t type; };
 template <> struct Word<8> { typedef uint64_t type; };
-template <class T, class F> __attribute__((no_sanitize("thread"))) T atomic(T *p, F f) { // the old value; new = f(old)
+template <class T, class F> EMU_INLINE T atomic(T *p, F f) {
     typedef typename Word<sizeof(T)>::type W;
-    access(p, sizeof(T), ATOMIC);
     W before = __atomic_load_n((W *)p, __ATOMIC_RELAXED), after;
     T old, v;
     do {
@@ -221,21 +230,22 @@ template <class T, class F> __attribute__((no_sanitize("thread"))) T atomic(T *p
     } while (!__atomic_compare_exchange_n((W *)p, &before, after, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
     return old;
 }
+#endif
 } // namespace emu
 #define EMU_ATOMIC(name, T, expression) \
-    static inline T name(T *p, T v) { return emu::atomic(p, [=](T x) -> T { return expression; }); }
+    EMU_INLINE T name(T *p, T v) { return emu::atomic(p, [=](T x) -> T { return expression; }); }
 #define EMU_ATOMIC_INTEGER(T) \
     EMU_ATOMIC(atomicAdd, T, x + v) EMU_ATOMIC(atomicSub, T, x - v) EMU_ATOMIC(atomicMin, T, v < x ? v : x) \
     EMU_ATOMIC(atomicMax, T, v > x ? v : x) EMU_ATOMIC(atomicAnd, T, x & v) EMU_ATOMIC(atomicOr, T, x | v) \
     EMU_ATOMIC(atomicXor, T, x ^ v) EMU_ATOMIC(atomicExch, T, ((void)x, v)) \
-    static inline T atomicCAS(T *p, T c, T v) { return emu::atomic(p, [=](T x) { return x == c ? v : x; }); }
+    EMU_INLINE T atomicCAS(T *p, T c, T v) { return emu::atomic(p, [=](T x) { return x == c ? v : x; }); }
 EMU_ATOMIC_INTEGER(int) EMU_ATOMIC_INTEGER(unsigned) EMU_ATOMIC_INTEGER(unsigned long long)
 EMU_ATOMIC(atomicAdd, float, x + v) EMU_ATOMIC(atomicAdd, double, x + v) EMU_ATOMIC(atomicExch, float, ((void)x, v))
 EMU_ATOMIC(atomicInc, unsigned, x >= v ? 0 : x + 1) EMU_ATOMIC(atomicDec, unsigned, x == 0 || x > v ? v : x - 1)
-static inline float2 atomicAdd(float2 *p, float2 v) { return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y)}; }
+EMU_INLINE float2 atomicAdd(float2 *p, float2 v) { return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y)}; }
 
 // ---- device built-ins: arithmetic
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+EMU_INLINE float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 // Macros, because the C library has declared functions of these names.
 #define __expf(x) expf(x)
 #define __exp10f(x) powf(10.0f, x)
@@ -246,46 +256,46 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 #define __cosf(x) cosf(x)
 #define __tanhf(x) tanhf(x)
 #define __sincosf(x, s, c) sincosf(x, s, c)
-static inline float __fdividef(float a, float b) { return a / b; }
-static inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; } // NaN becomes 0
-static inline float __frcp_rn(float a) { return 1.0f / a; }
-static inline float __fsqrt_rn(float a) { return sqrtf(a); }
-static inline float __frsqrt_rn(float a) { return 1.0f / sqrtf(a); }
-__attribute__((optimize("fp-contract=off"))) static inline float __fmul_rn(float a, float b) { return a * b; }
-__attribute__((optimize("fp-contract=off"))) static inline float __fadd_rn(float a, float b) { return a + b; }
-__attribute__((optimize("fp-contract=off"))) static inline float __fsub_rn(float a, float b) { return a - b; }
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline int __float2int_rn(float x) { return (int)rintf(x); }
-static inline int __float2int_rz(float x) { return (int)x; }
-static inline int __float2int_rd(float x) { return (int)floorf(x); }
-static inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
-static inline float __int2float_rn(int x) { return (float)x; }
-static inline float __uint2float_rn(unsigned x) { return (float)x; }
-template <class To, class From> To emu_bits(From v) { To r; memcpy((void *)&r, &v, sizeof r); return r; }
-static inline float __int_as_float(int x) { return emu_bits<float>(x); }
-static inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
-static inline int __float_as_int(float x) { return emu_bits<int>(x); }
-static inline unsigned __float_as_uint(float x) { return emu_bits<unsigned>(x); }
-static inline double __longlong_as_double(long long x) { return emu_bits<double>(x); }
-static inline long long __double_as_longlong(double x) { return emu_bits<long long>(x); }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-static inline int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
-static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
-static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+EMU_INLINE float __fdividef(float a, float b) { return a / b; }
+EMU_INLINE float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; } // NaN becomes 0
+EMU_INLINE float __frcp_rn(float a) { return 1.0f / a; }
+EMU_INLINE float __fsqrt_rn(float a) { return sqrtf(a); }
+EMU_INLINE float __frsqrt_rn(float a) { return 1.0f / sqrtf(a); }
+__attribute__((optimize("fp-contract=off"), noinline)) inline float __fmul_rn(float a, float b) { return a * b; }
+__attribute__((optimize("fp-contract=off"), noinline)) inline float __fadd_rn(float a, float b) { return a + b; }
+__attribute__((optimize("fp-contract=off"), noinline)) inline float __fsub_rn(float a, float b) { return a - b; }
+EMU_INLINE float __fdiv_rn(float a, float b) { return a / b; }
+EMU_INLINE float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+EMU_INLINE int __float2int_rn(float x) { return (int)rintf(x); }
+EMU_INLINE int __float2int_rz(float x) { return (int)x; }
+EMU_INLINE int __float2int_rd(float x) { return (int)floorf(x); }
+EMU_INLINE unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
+EMU_INLINE float __int2float_rn(int x) { return (float)x; }
+EMU_INLINE float __uint2float_rn(unsigned x) { return (float)x; }
+template <class To, class From> EMU_INLINE To emu_bits(From v) { To r; memcpy((void *)&r, &v, sizeof r); return r; }
+EMU_INLINE float __int_as_float(int x) { return emu_bits<float>(x); }
+EMU_INLINE float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
+EMU_INLINE int __float_as_int(float x) { return emu_bits<int>(x); }
+EMU_INLINE unsigned __float_as_uint(float x) { return emu_bits<unsigned>(x); }
+EMU_INLINE double __longlong_as_double(long long x) { return emu_bits<double>(x); }
+EMU_INLINE long long __double_as_longlong(double x) { return emu_bits<long long>(x); }
+EMU_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }
+EMU_INLINE int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+EMU_INLINE int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+EMU_INLINE int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+EMU_INLINE int __ffs(int x) { return __builtin_ffs(x); }
+EMU_INLINE int __ffsll(long long x) { return __builtin_ffsll(x); }
+EMU_INLINE int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
+EMU_INLINE unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+EMU_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
-static inline unsigned __brev(unsigned x) {
+EMU_INLINE unsigned __brev(unsigned x) {
     unsigned r = 0;
     for (int i = 0; i < 32; i++) r |= (x >> i & 1) << (31 - i);
     return r;
 }
-static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+EMU_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     unsigned long long v = (unsigned long long)b << 32 | a;
     unsigned r = 0;
     for (int i = 0; i < 4; i++) {
@@ -294,20 +304,20 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     }
     return r;
 }
-static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
+EMU_INLINE unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
     return (unsigned)(((unsigned long long)hi << 32 | lo) << (n & 31) >> 32);
 }
-static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n) {
+EMU_INLINE unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n) {
     return (unsigned)(((unsigned long long)hi << 32 | lo) >> (n & 31));
 }
 #define EMU_MINMAX(R, A, B) \
-    static inline R min(A a, B b) { return (R)a < (R)b ? (R)a : (R)b; } \
-    static inline R max(A a, B b) { return (R)a > (R)b ? (R)a : (R)b; }
+    EMU_INLINE R min(A a, B b) { return (R)a < (R)b ? (R)a : (R)b; } \
+    EMU_INLINE R max(A a, B b) { return (R)a > (R)b ? (R)a : (R)b; }
 #define EMU_MINMAX_INTEGER(S) \
     EMU_MINMAX(S, S, S) EMU_MINMAX(unsigned S, unsigned S, unsigned S) \
     EMU_MINMAX(unsigned S, S, unsigned S) EMU_MINMAX(unsigned S, unsigned S, S)
 EMU_MINMAX_INTEGER(int) EMU_MINMAX_INTEGER(long) EMU_MINMAX_INTEGER(long long)
-static inline float min(float a, float b) { return fminf(a, b); }
-static inline float max(float a, float b) { return fmaxf(a, b); }
-static inline double min(double a, double b) { return fmin(a, b); }
-static inline double max(double a, double b) { return fmax(a, b); }
+EMU_INLINE float min(float a, float b) { return fminf(a, b); }
+EMU_INLINE float max(float a, float b) { return fmaxf(a, b); }
+EMU_INLINE double min(double a, double b) { return fmin(a, b); }
+EMU_INLINE double max(double a, double b) { return fmax(a, b); }

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#define EMU_INLINE static inline __attribute__((always_inline))
 #define EMU 1 // this is the emulator
 struct dim3;
 struct uint3;
@@ -62,10 +63,15 @@ struct Configuration {
     Launch l;
     template <class G, class B> Configuration(G g, B b, size_t dynamic = 0, cudaStream_t s = nullptr);
 };
+void check_pointer(int argument, const void *p); // fails unless a kernel may have it
+template <class T> void check_argument(int, const T &) {}
+template <class T> void check_argument(int i, T *p) { check_pointer(i, (const void *)p); }
 template <class F> struct Launcher {  // holds the kernel's name as a generic lambda, so that the call deduces templates
     Launch l;
     F kernel;
     template <class... A> void operator()(A... a) const { // arguments are copied now; a lazy stream runs later
+        int i = 0;
+        (check_argument(++i, a), ...);
         launch(l, [kernel = kernel, a...] { kernel(a...); });
     }
 };
@@ -118,14 +124,14 @@ void syncwarp(const char *site, unsigned mask = 0xffffffffu);
 uint32_t active_mask();
 void pause(const char *site); // lets other threads run
 
-// ---- accesses that the compiler's instrumentation does not see
+// ---- what the compiler's instrumentation does not see (trace builds)
 enum Access { READ, WRITE, ATOMIC };
 #ifdef EMU_TRACE
-void access(const void *p, size_t bytes, Access kind);
+void access(const void *p, size_t bytes, Access kind); // by the caller's own line
 void fence();
+void copy(void *to, const void *from, size_t bytes); // memcpy, unseen
 #else
-static inline void access(const void *, size_t, Access) {}
-static inline void fence() {}
+static inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #endif
 
 // ---- inline PTX
