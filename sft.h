@@ -417,8 +417,10 @@ struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config); // t
 int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step);
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle); // [packs]
 int64_t sft_pack_targets(const SftDataset *d, int64_t pack);  // trained targets of a pack
-// Tokens of the largest micro-batch of `rows` packs in the first `steps` steps of a run, `per_step` packs each.
-int64_t sft_largest_batch(const SftDataset *d, int64_t rows, int64_t per_step, int64_t steps, uint64_t seed, bool shuffle);
+// The most tokens, and the most targets, in a micro-batch of `rows` packs, in the first `steps` steps of a run,
+// `per_step` packs each: where they are more than what stands there already.
+void sft_largest_batch(int64_t *tokens, int64_t *targets, const SftDataset *d, int64_t rows, int64_t per_step,
+                       int64_t steps, uint64_t seed, bool shuffle);
 // Fills batch (growing it as needed) with `n` packs; n may be 0.
 void sft_batch_fill(SftBatch *batch, const SftDataset *d, const int64_t *packs, int64_t n);
 void sft_batch_room(SftBatch *batch, int64_t tokens); // makes room; what was in it is kept
@@ -725,7 +727,7 @@ struct SftModel {
     int64_t units;                // L + 2
     SftUnit *unit;                // embeddings, blocks, final norm with the head
     bool trains, checkpointing;   // room for gradients and moments; blocks keep only x
-    int64_t tokens;               // N there is room for
+    int64_t tokens, targets;      // N there is room for; targets among them
     SftArena mem[SFT_MEMS];
     SftActs *acts;                // [L+1]; the last has only x, the output of the last block
     SftTensor rope;               // [N,D] table of this batch (absent with learned positions)
@@ -742,12 +744,12 @@ struct SftModel {
     SftCache cache;               // for generation
 };
 
-/* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens. With plan true nothing is
+/* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens, `targets` of them trained. With plan true nothing is
    allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. A model that
    speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The workspace depends on the
    number of OpenMP threads: set it before. */
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
-                    int64_t cache, bool plan, const SftOps *ops);
+                    int64_t targets, int64_t cache, bool plan, const SftOps *ops);
 void sft_model_close(SftModel *m);
 size_t sft_plan_bytes(const SftModel *m); // of all arenas together
 void sft_plan_print(FILE *out, const SftModel *m);
@@ -2538,21 +2540,20 @@ int64_t sft_pack_targets(const SftDataset *d, int64_t pack) {
     return n;
 }
 
-int64_t sft_largest_batch(const SftDataset *d, int64_t rows, int64_t per_step, int64_t steps, uint64_t seed, bool shuffle) {
-    int64_t *order = SFT_NEW(int64_t, d->packs), largest = 0;
+void sft_largest_batch(int64_t *tokens, int64_t *targets, const SftDataset *d, int64_t rows, int64_t per_step,
+                       int64_t steps, uint64_t seed, bool shuffle) {
+    int64_t *order = SFT_NEW(int64_t, d->packs), n = 0, trained = 0;
     for (int64_t epoch = 0; steps > 0 && d->packs; epoch++) {
         sft_epoch_order(order, d, seed, epoch, shuffle);
-        for (int64_t first = 0; first < d->packs && steps > 0; first += per_step, steps--) {
-            const int64_t end = SFT_MIN(first + per_step, d->packs);
-            for (int64_t at = first, tokens = 0; at < end; at++) {
-                tokens = (at - first) % rows ? tokens + sft__tokens_of(d, order[at]) : sft__tokens_of(d, order[at]);
-                largest = SFT_MAX(largest, tokens);
+        for (int64_t first = 0; first < d->packs && steps > 0; first += per_step, steps--)
+            for (int64_t at = first; at < SFT_MIN(first + per_step, d->packs); at++) {
+                if ((at - first) % rows == 0) n = trained = 0;
+                n += sft__tokens_of(d, order[at]), trained += sft_pack_targets(d, order[at]);
+                *tokens = SFT_MAX(*tokens, n), *targets = SFT_MAX(*targets, trained);
             }
-        }
         if (!shuffle) break; // every epoch is this one
     }
     free(order);
-    return largest;
 }
 
 void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int64_t n) {
@@ -4761,7 +4762,7 @@ SFT_PRINTF(4, 5) static void sft__plan_part(SftModel *m, int mem, size_t from, c
    depends on the model alone, and with it the order in which the head's gradient is summed. */
 static int64_t sft__chunk_rows(const SftModel *m) {
     int64_t rows = (64 << 20) / (m->arch.V * (int64_t)sft_type_size(m->type)) / 16 * 16;
-    return SFT_MIN(SFT_MAX(rows, 16), m->tokens);
+    return SFT_MAX(SFT_MIN(SFT_MAX(rows, 16), m->targets), 1);
 }
 
 static void sft__take_acts(SftModel *m) {
@@ -4831,7 +4832,7 @@ static void sft__layout(SftModel *m) {
 // A whole step, and generation, on arenas that count: every op only takes its workspace.
 static void sft__rehearse(SftModel *m, const SftOps *ops) {
     SftCtx c = {.ops = ops, .work = &m->mem[SFT_MEM_WORK]};
-    SftBatch b = {.n = m->tokens, .documents = 1, .trained = m->tokens};
+    SftBatch b = {.n = m->tokens, .documents = 1, .trained = m->targets};
     SftConfig config = {.lr_scheduler_type = (char *)"constant"};
     SftTrainer trainer = {.total = 1};
     sft_forward(&c, m, &b);
@@ -4849,9 +4850,9 @@ static void sft__rehearse(SftModel *m, const SftOps *ops) {
 }
 
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
-                    int64_t cache, bool plan, const SftOps *ops) {
+                    int64_t targets, int64_t cache, bool plan, const SftOps *ops) {
     const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "KV cache", "workspace"};
-    *m = (SftModel){.arch = *a, .type = type, .trains = trains, .tokens = tokens};
+    *m = (SftModel){.arch = *a, .type = type, .trains = trains, .tokens = tokens, .targets = targets};
     m->checkpointing = trains && checkpointing;
     m->acts = SFT_NEW(SftActs, a->L + 1);
     m->cache = (SftCache){.keys = SFT_NEW(SftTensor, a->L), .values = SFT_NEW(SftTensor, a->L), .room = cache};

@@ -64,25 +64,29 @@ static int64_t total_steps(const Run *r) {
     return (int64_t)ceil(r->config->num_train_epochs * (double)per_epoch);
 }
 
-// Tokens of the largest micro-batch of the run: its whole order is known before it begins.
-static int64_t largest_batch(const Run *r) {
-    const SftConfig *c = r->config;
-    int64_t size = c->per_device_eval_batch_size, steps = sft_steps_per_epoch(&r->validation, size);
-    return SFT_MAX(sft_largest_batch(&r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
-                                     (uint64_t)c->seed, c->shuffle),
-                   sft_largest_batch(&r->validation, size, size, steps, 0, false));
-}
-
-static void open_model(Run *r, bool trains, int64_t tokens, int64_t cache, bool plan) { // [4] [6]
+static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int64_t cache, bool plan) { // [4] [6]
     const SftConfig *config = r->config;
     r->arch = sft_arch(r->folder);
     sft_resize_vocab(&r->arch, sft_vocab_size(r->tokenizer), config->resize_vocab);
     if (r->arch.learned_positions && trains && config->max_length > r->arch.P)
         sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only",
                 (long long)config->max_length, (long long)r->arch.P);
-    sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, cache, plan,
-                   &sft_cpu);
+    sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, targets, cache,
+                   plan, &sft_cpu);
     r->ctx = (SftCtx){.ops = &sft_cpu, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
+}
+
+// Plans (or makes) the model for the largest micro-batch of the run, whose whole order is known before it begins.
+static void open_run_model(Run *r, bool trains, bool plan) {
+    const SftConfig *c = r->config;
+    int64_t tokens = 0, targets = 0, size = c->per_device_eval_batch_size;
+    sft_largest_batch(&tokens, &targets, &r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
+                      (uint64_t)c->seed, c->shuffle);
+    sft_largest_batch(&tokens, &targets, &r->validation, size, size, sft_steps_per_epoch(&r->validation, size), 0, false);
+    if (!c->train_file && trains) tokens = targets = c->per_device_train_batch_size * c->max_length; // estimate
+    bool generates = trains && (c->evaluation_inputs || (c->eval_exact_match && r->validation.samples));
+    int64_t cache = generates ? c->max_length + c->max_new_tokens : 0;
+    open_model(r, trains, tokens, c->per_token ? tokens : targets, cache, plan);
 }
 
 // Weights from wherever they are: a Hugging Face folder, one of our checkpoints, or nowhere (random).
@@ -308,10 +312,8 @@ static int train(const SftConfig *config) {
     char *resume = sft_checkpoint_find(config); // [9]
     Run r = open_run(config, resume ? resume : config->model_name_or_path);
     open_data(&r, true);                                                 // [3]
-    bool generates = config->evaluation_inputs || (config->eval_exact_match && r.validation.samples);
-    int64_t cache = generates ? config->max_length + config->max_new_tokens : 0;
     for (int plan = 1; plan >= 0; plan--) {
-        open_model(&r, true, largest_batch(&r), cache, plan); // [4] [6]
+        open_run_model(&r, true, plan); // [4] [6]
         if (plan) sft_plan_print(stderr, &r.model);
     }
     const int64_t rows = rows_per_step(config), per_epoch = sft_steps_per_epoch(&r.train, rows);
@@ -354,7 +356,7 @@ static int train(const SftConfig *config) {
         sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->output_dir); // [9]
     }
     sft_record_summary(r.record, &r.model, before.loss, after.loss);
-    if (config->quickstart && !stop_signal)
+    if (config->quickstart && !stop_signal && after.exact >= 0 && before.exact >= 0)
         printf("quickstart: held-out exact match %.1f %% -> %.1f %%, validation loss %.3f -> %.3f\n",
                100 * before.exact, 100 * after.exact, before.loss, after.loss);
     sft_record_close(r.record);
@@ -388,7 +390,7 @@ static int eval(const SftConfig *config) {
     Run r = open_run(config, model_argument(config));
     if (!config->validation_file) sft_die(SFT_BAD_INPUT, "validation_file is not set: name the rows to evaluate");
     open_data(&r, false);
-    open_model(&r, false, largest_batch(&r), 0, false);
+    open_run_model(&r, false, false);
     load_weights(&r, r.folder);
     json_t *rows = config->per_row || config->per_token ? json_array() : NULL;
     Score s = evaluate(&r, rows);
@@ -412,9 +414,7 @@ static int eval(const SftConfig *config) {
 static int estimate(const SftConfig *config) {
     Run r = open_run(config, config->model_name_or_path);
     if (config->train_file) open_data(&r, true);
-    int64_t tokens = config->train_file ? largest_batch(&r) : config->per_device_train_batch_size * config->max_length;
-    bool generates = config->evaluation_inputs || (config->eval_exact_match && r.validation.samples);
-    open_model(&r, true, tokens, generates ? config->max_length + config->max_new_tokens : 0, true);
+    open_run_model(&r, true, true);
     if (config->json) print_json(sft_plan_json(&r.model));
     else sft_plan_print(stdout, &r.model);
     return 0;
@@ -425,7 +425,7 @@ static int export(const SftConfig *config) {
         sft_die(SFT_BAD_INPUT, "export: expected a checkpoint and a folder to write, e.g. export out/checkpoint-500 "
                                "my_model");
     Run r = open_run(config, config->args[0]);
-    open_model(&r, false, 1, 0, false);
+    open_model(&r, false, 1, 1, 0, false);
     load_weights(&r, r.folder);
     sft_make_folder(config->args[1]);
     sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->args[1]);
@@ -439,7 +439,7 @@ static void open_speaker(Run *r, const SftConfig *config) {
     SftArch a = sft_arch(r->folder);
     int64_t room = a.learned_positions ? a.P : SFT_MIN(a.P, 8192);
     sft_arch_free(&a);
-    open_model(r, false, SFT_MIN(room, 512), room, false);
+    open_model(r, false, SFT_MIN(room, 512), 1, room, false);
     load_weights(r, r->folder);
 }
 

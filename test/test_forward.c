@@ -20,7 +20,7 @@ static Fixture *open_model(const char *name, const char *source, SftType type, b
     char path[4096];
     Fixture *f = SFT_NEW(Fixture, 1);
     f->arch = sft_arch(folder(path, name));
-    sft_model_open(&f->m, &f->arch, type, trains, checkpointing, tokens, 0, false, &sft_cpu);
+    sft_model_open(&f->m, &f->arch, type, trains, checkpointing, tokens, tokens, 0, false, &sft_cpu);
     f->c = (SftCtx){.ops = &sft_cpu, .work = &f->m.mem[SFT_MEM_WORK]};
     sft_load_weights(&f->m, folder(path, source ? source : name));
     folder(path, !strcmp(name, "internlm2") ? "llama" : name);
@@ -321,7 +321,7 @@ static void the_plan_is_what_is_used(void **state) {
             bool trains = how % 3 > 0, checkpointing = how % 3 > 1;
             Fixture *f = open_model(mixed[k], NULL, type, trains, checkpointing, 33);
             SftModel plan;
-            sft_model_open(&plan, &f->arch, type, trains, checkpointing, 33, 0, true, &sft_cpu);
+            sft_model_open(&plan, &f->arch, type, trains, checkpointing, 33, 33, 0, true, &sft_cpu);
             SftBatch b = golden_batch(f, 0);
             for (int64_t i = 0; i < b.n; i++) b.target[i] = b.ids[i]; // every token has a target: the most there can be
             for (int i = 0; i < 2; i++) run(f, &b, trains, NULL);
@@ -352,8 +352,8 @@ static void the_plan_is_what_is_used(void **state) {
     SftArch arch = sft_arch(folder(path, "llama"));
     SftModel plan, m;
     arch.V = 3001; // here the head needs the most workspace
-    sft_model_open(&plan, &arch, SFT_F32, true, true, 12, 0, true, &sft_cpu);
-    sft_model_open(&m, &arch, SFT_F32, true, true, 12, 0, false, &sft_cpu);
+    sft_model_open(&plan, &arch, SFT_F32, true, true, 12, 12, 0, true, &sft_cpu);
+    sft_model_open(&m, &arch, SFT_F32, true, true, 12, 12, 0, false, &sft_cpu);
     sft_init_weights(&m, 1);
     Fixture *f = open_model("llama", NULL, SFT_F32, false, false, 1);
     SftBatch b = golden_batch(f, 2), d = {0};
@@ -369,7 +369,7 @@ static void the_plan_is_what_is_used(void **state) {
 
     // A large model is planned at once, and nothing is allocated.
     arch.V = 128256, arch.C = 4096, arch.L = 32, arch.H = 32, arch.K = 8, arch.D = 128, arch.F = 14336;
-    sft_model_open(&plan, &arch, SFT_BF16, true, true, 8192, 0, true, &sft_cpu);
+    sft_model_open(&plan, &arch, SFT_BF16, true, true, 8192, 8192, 0, true, &sft_cpu);
     double parameters = (double)sft_parameters(&arch); // bf16 weights, fp32 master, gradient and two moments: 18 bytes
     assert_true(sft_plan_bytes(&plan) > 18 * parameters && sft_plan_bytes(&plan) < 18 * parameters + 6e9);
     assert_int_equal(plan.logits.dim[0], 256); // 64 MiB / (128256 * 2 bytes) = 261, in multiples of 16

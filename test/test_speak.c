@@ -9,7 +9,7 @@ static Fixture *open_model(const char *name, bool trains, int64_t tokens, int64_
     snprintf(path, sizeof path, "test/golden/model_%s", name);
     Fixture *f = SFT_NEW(Fixture, 1);
     f->arch = sft_arch(path);
-    sft_model_open(&f->m, &f->arch, SFT_F32, trains, false, tokens, cache, false, &sft_cpu);
+    sft_model_open(&f->m, &f->arch, SFT_F32, trains, false, tokens, tokens, cache, false, &sft_cpu);
     f->c = (SftCtx){.ops = &sft_cpu, .work = &f->m.mem[SFT_MEM_WORK]};
     sft_load_weights(&f->m, path);
     return f;
