@@ -101,7 +101,7 @@ typedef struct {
     size_t size, used, peak; // bytes
 } SftArena;
 #define SFT_ALIGN 64 // every piece begins on a cache line
-void sft_arena_open(SftArena *arena, const char *name, size_t bytes); // allocates (huge pages where the system has them), zeroed
+void sft_arena_open(SftArena *arena, const char *name, size_t bytes); // zeroed; in huge pages where there are any
 void sft_arena_close(SftArena *arena);
 void *sft_take(SftArena *arena, size_t bytes);           // a piece (NULL while planning); dies when the arena is full
 void sft_give_back(SftArena *arena, size_t mark);        // everything taken since `mark = arena->used`
@@ -112,8 +112,8 @@ const char *sft_type_name(SftType type); // "fp32", "bf16", "fp16"
 void sft_to_f32(float *out, const void *in, SftType type, int64_t n);   // out = in, widened (exact); any alignment
 void sft_from_f32(void *out, SftType type, const float *in, int64_t n); // out = in, rounded to nearest even
 
-/* One number at a time, for any input: subnormals, infinities, NaN (which stays NaN). bf16 is the upper half of a float:
-   8 bits of exponent, 7 of mantissa. fp16 has 5 and 10: from 65520 on it is infinite, below 2^-14 subnormal. */
+/* One number at a time, for any input: subnormals, infinities, NaN (which stays NaN). bf16 is the upper half of a
+   float: 8 bits of exponent, 7 of mantissa. fp16 has 5 and 10: from 65520 on it is infinite, below 2^-14 subnormal. */
 SFT_HD uint32_t sft_f32_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -133,7 +133,7 @@ SFT_HD uint16_t sft_f32_to_bf16(float x) {
 SFT_HD float sft_f16_to_f32(uint16_t h) {
     uint32_t u = (uint32_t)(h & 0x7fff) << 13, exponent = u & 0x0f800000;
     float small = sft_bits_f32(u + (113u << 23)) - sft_bits_f32(113u << 23); // subnormal: (2^-14 + x) - 2^-14 is exact
-    u += exponent == 0x0f800000 ? 224u << 23 : 112u << 23;                   // infinity and NaN | bias 127 instead of 15
+    u += exponent == 0x0f800000 ? 224u << 23 : 112u << 23;                   // infinity, NaN | bias 127 instead of 15
     return sft_bits_f32((exponent ? u : sft_f32_bits(small)) | (uint32_t)(h & 0x8000) << 16);
 }
 SFT_HD uint16_t sft_f32_to_f16(float x) {
@@ -314,7 +314,7 @@ void sft_help_markdown(FILE *out);                       // the table of options
    The tokenizer (tokenizer.c)
    ================================================================================================================ */
 typedef struct SftTokenizer SftTokenizer;
-typedef struct { int32_t *ids; int64_t n, cap; } SftIds; // a growing list of token ids; zero it to begin, free(ids) to end
+typedef struct { int32_t *ids; int64_t n, cap; } SftIds; // a growing list of ids; zero it to begin, free(ids) to end
 
 /* Loads tokenizer.json, or vocab.json + merges.txt (encoder.json + vocab.bpe), or a SentencePiece BPE tokenizer.model,
    with tokenizer_config.json beside it. Dies with the component's name when one is not supported. Read-only afterwards:
@@ -329,7 +329,7 @@ void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, 
 char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip_special, size_t *bytes);
 int64_t sft_vocab_size(const SftTokenizer *t);                      // highest id + 1, added tokens included
 int32_t sft_token_id(const SftTokenizer *t, const char *token);     // id of that very token, -1 if there is none
-const char *sft_token_text(const SftTokenizer *t, int32_t id);      // as the vocabulary spells it, NULL if there is none
+const char *sft_token_text(const SftTokenizer *t, int32_t id);      // as the vocabulary spells it, NULL if there's none
 int32_t sft_bos(const SftTokenizer *t);                             // -1 if none; tokenizer_config.json's bos_token
 int32_t sft_eos(const SftTokenizer *t);
 bool sft_adds_bos(const SftTokenizer *t);                           // the post-processor or add_bos_token says so
@@ -366,7 +366,7 @@ char *sft_render(const SftTemplate *t, SftTokens *out, const SftMessage *message
 typedef struct { int64_t begin, n, trained; } SftSample; // range in the dataset's tokens; how many are trained targets
 typedef struct {                                         // what became of the rows
     int64_t rows;                                        // rows of the files that were looked at
-    int64_t bad, dropped_empty, dropped_no_answer, dropped_too_long; // malformed; no text; no trained token left; too long
+    int64_t bad, dropped_empty, dropped_no_answer, dropped_too_long; // malformed; no text; nothing trained; too long
     int64_t truncated, cut;                              // conversations cut short; documents of text cut into pieces
     int64_t samples, packs, tokens, trained_tokens;
 } SftDataReport;
@@ -398,11 +398,11 @@ typedef struct { // a micro-batch: N tokens in one row, with what attention and 
 /* Reads `files`, the value of train_file or validation_file: a path, {"path", "weight"} or a list of them; a folder is
    its .json, .jsonl and .txt files. weight w: every row floor(w) times and, of the rest w - floor(w), that share of the
    rows, chosen by seed (0.5 takes half of them). What a file is (JSON array, JSON lines, text) its content says, what a
-   row is its keys. Dies naming file, line and column of a malformed row (on_bad_row "skip": counts it), and when nothing
-   trained is left. A prompt/completion pair is a conversation of two messages, rendered with the template. */
+   row is its keys. Dies naming file, line and column of a malformed row (on_bad_row "skip": counts it), and when
+   nothing trained is left. A prompt/completion pair is a conversation of two messages, rendered with the template. */
 SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, struct json_t *files);
-// Moves a share (< 1) or a number (>= 1) of the samples, chosen by seed, to `validation`, which goes on using the tokens of
-// `train`. Dies if none would be left.
+// Moves a share (< 1) or a number (>= 1) of the samples, chosen by seed, to `validation`, which goes on using the
+// tokens of `train`. Dies if none would be left.
 void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed);
 void sft_dataset_pack(SftDataset *d, const SftConfig *config); // fills pack and order; call once, after the split
 void sft_dataset_free(SftDataset *d);
@@ -429,11 +429,13 @@ void sft_batch_free(SftBatch *batch);
 /* ================================================================================================================
    [4] model: families, the tensor table, units, the memory plan, safetensors in and out
    ================================================================================================================ */
-typedef enum { SFT_ROPE_NONE, SFT_ROPE_PLAIN, SFT_ROPE_LINEAR, SFT_ROPE_DYNAMIC, SFT_ROPE_LLAMA3, SFT_ROPE_YARN } SftRopeType;
+typedef enum {
+    SFT_ROPE_NONE, SFT_ROPE_PLAIN, SFT_ROPE_LINEAR, SFT_ROPE_DYNAMIC, SFT_ROPE_LLAMA3, SFT_ROPE_YARN
+} SftRopeType;
 typedef enum { SFT_LINEAR, SFT_GELU, SFT_GELU_TANH } SftAct; // what a matmul's epilogue applies
 typedef struct {
     char family[32];                   // model_type of config.json
-    int64_t V, C, L, P, H, K, D, F;    // see the glossary; V: rows of the embedding; P: positions the model was made for
+    int64_t V, C, L, P, H, K, D, F;    // see the glossary; V: rows of the embedding; P: positions it was made for
     int64_t V_source;                  // rows of the embedding in the folder: less than V after sft_resize_vocab
     bool layernorm;                    // else RMSNorm
     bool learned_positions;            // else RoPE
@@ -445,7 +447,7 @@ typedef struct {
     float norm_eps;
     float attn_scale;                  // 1/sqrt(D) but for GPT-2's variants
     bool scale_by_layer;               // GPT-2: attn_scale / (layer + 1)
-    int64_t window, window_from;       // a token sees `window` tokens, itself included (0: all), in layers >= window_from
+    int64_t window, window_from;       // a token sees `window` tokens, its own too (0: all), in layers >= window_from
     SftRopeType rope;
     double rope_theta, rope_factor;    // base of the frequencies; by how much longer texts may be (1: plain)
     double rope_original;              // original_max_position_embeddings (Llama 3, YaRN), P (Dynamic)
@@ -456,7 +458,7 @@ typedef struct {
     double init_std;
     int32_t bos, eos[8];
     int neos;
-    SftType source_type;               // of the weights in the folder: config.json's word, after loading the embedding's own type
+    SftType source_type;               // of the folder's weights: config.json's word; once loaded, the embedding's
     struct json_t *json;               // config.json as it was read (vocab_size follows sft_resize_vocab)
 } SftArch;
 
@@ -505,8 +507,8 @@ typedef struct { // one unit's tensors by name; those of other kinds of unit are
 #undef X
 } SftWeights;
 
-/* A unit is the embeddings, a block, or the final norm with the head: what is sharded, reduced, gathered, recomputed and
-   stored together. Its trainable parameters are one flat vector; tensors are ranges of it, in the order of the table. */
+/* A unit is the embeddings, a block, or the final norm with the head: what is sharded, reduced, gathered, recomputed
+   and stored together. Its trainable parameters are one flat vector; tensors are ranges of it, in the table's order. */
 typedef struct {
     SftUnitKind kind;
     int64_t count, decayed;    // parameters of the flat vector; the first `decayed` of them have weight decay
@@ -520,7 +522,9 @@ typedef struct {
 } SftUnit;
 
 // What a memory plan is made of; one arena each.
-enum { SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_CACHE, SFT_MEM_WORK, SFT_MEMS };
+enum {
+    SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_CACHE, SFT_MEM_WORK, SFT_MEMS
+};
 
 typedef struct SftModel SftModel; // the whole: see [6]
 
@@ -532,8 +536,8 @@ int64_t sft_parameters(const SftArch *a); // all of them, a tied head once
 const char *sft_slot_name(SftSlot slot);  // as the table spells it: "q_w"
 typedef struct { const char *name; SftUnitKind unit; int64_t rows, cols; SftInit init; bool decay, lora; } SftSlotInfo;
 SftSlotInfo sft_slot(const SftArch *a, SftSlot slot); // a row of the table for this model; absent: rows == 0
-static inline SftTensor *sft_weight(SftWeights *w, SftSlot slot) { return (SftTensor *)w + slot; } // for loops over slots
-// The Hugging Face name of a slot of block `layer` (ignored for the others), e.g. "model.layers.3.self_attn.q_proj.weight".
+static inline SftTensor *sft_weight(SftWeights *w, SftSlot slot) { return (SftTensor *)w + slot; } // to loop over slots
+// The Hugging Face name of a slot of block `layer` (ignored for the others), e.g. "model.layers.3.mlp.up_proj.weight".
 // Slots that a family stores fused (GPT-2's c_attn, InternLM2's wqkv) share a name.
 const char *sft_hf_name(const SftArch *a, SftSlot slot, int64_t layer, char out[256]);
 /* The tokenizer has `tokens` ids: dies if the embedding is smaller, unless `allowed` (option resize_vocab); then the
@@ -545,7 +549,7 @@ void sft_resize_vocab(SftArch *a, int64_t tokens, bool allowed);
    piece of its arena (NULL while that arena plans). fp32: weights and master are one vector. !trains: weights only. */
 void sft_units_open(SftModel *m);
 void sft_units_close(SftModel *m);                      // frees m->unit; the arenas are the caller's
-void sft_load_weights(SftModel *m, const char *folder); // safetensors or its sharded index -> every unit's weights and master
+void sft_load_weights(SftModel *m, const char *folder); // safetensors, or its index of shards -> weights and master
 void sft_init_weights(SftModel *m, uint64_t seed);      // "init": "scratch"
 /* Writes model.safetensors, or shards of at most max_shard_bytes with their index: names and layout as the family
    stores them, a tied head left out. Streams: memory for a few rows only. */
@@ -554,7 +558,9 @@ void sft_save_weights(const SftModel *m, const char *folder, SftType type, doubl
 /* safetensors (github.com/huggingface/safetensors): 8 bytes of header length, a JSON header that gives each tensor's
    dtype, shape and range of bytes, then the bytes. A file is checked in full before the first byte is believed. */
 typedef struct { const char *name, *dtype; int dims; int64_t dim[8]; const char *data; size_t bytes; } SftFileTensor;
-typedef struct { char *path; const char *map; size_t bytes; SftFileTensor *tensor; int64_t n; struct json_t *header; } SftSafetensors;
+typedef struct {
+    char *path; const char *map; size_t bytes; SftFileTensor *tensor; int64_t n; struct json_t *header;
+} SftSafetensors;
 SftSafetensors sft_safetensors_open(const char *path); // dies with the file, the tensor and the reason
 const SftFileTensor *sft_safetensors_find(const SftSafetensors *f, const char *name); // NULL if not there
 void sft_safetensors_close(SftSafetensors *f);
@@ -563,14 +569,15 @@ void sft_safetensors_close(SftSafetensors *f);
    NULL, fill(arg, i, first, rows, out) is asked for rows first .. first+rows of tensor i's leading dimension, in order.
    metadata: an object of strings, or NULL; the caller keeps it. */
 typedef void SftFill(void *arg, int64_t i, int64_t first, int64_t rows, void *out);
-void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, struct json_t *metadata, SftFill *fill, void *arg);
+void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, struct json_t *metadata,
+                           SftFill *fill, void *arg);
 
 /* ================================================================================================================
    [5] ops: every operation, forward above backward, and the table that lists them
    ================================================================================================================
    An op takes a context, then outputs, inputs and dimensions. It allocates nothing but pieces of c->work, given back
    before it returns. `=` overwrites, `+=` adds. Storage is fp32, bf16 or fp16, sums are fp32; gradients of weights are
-   always fp32 and always `+=`. When planning (c->work->base == NULL) an op takes its workspace and does nothing else. */
+   always fp32 and always `+=`. When planning (c->work->base == NULL) an op takes its workspace, nothing else. */
 struct SftOps;
 typedef struct {
     const struct SftOps *ops; // sft_cpu, or sft_cuda
@@ -633,7 +640,7 @@ SFT_HD float sft_gelu_tanh_grad(float x) {
     float s = u < 0 ? e * r : r; // sigmoid(u); its derivative is e r^2 on both sides, without a difference
     return s + x * (e * r * r) * 1.59576912f * (1.0f + 0.134145f * x * x);
 }
-// AdamW (Loshchilov and Hutter 2019) of one parameter, in PyTorch's order: decay, moments, update; eps outside the root.
+// AdamW (Loshchilov, Hutter 2019) of one parameter, in PyTorch's order: decay, moments, update; eps outside the root.
 SFT_HD void sft_adamw(float *w, float *m, float *v, float g, SftAdam a) {
     *m = *m + (g - *m) * (float)(1 - a.beta1);
     *v = *v * (float)a.beta2 + g * g * (float)(1 - a.beta2);
@@ -744,16 +751,16 @@ struct SftModel {
     SftCache cache;               // for generation
 };
 
-/* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens, `targets` of them trained. With plan true nothing is
-   allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated, weights zero. A model that
-   speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The workspace depends on the
-   number of OpenMP threads: set it before. */
+/* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens, `targets` of them trained. With
+   plan true nothing is allocated and mem[].peak tells what would be; otherwise exactly these sizes are allocated,
+   weights zero. A model that speaks has a KV cache of `cache` tokens, prompt and answer together; 0: it does not. The
+   workspace depends on the number of OpenMP threads: set it before. */
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
                     int64_t targets, int64_t cache, bool plan, const SftOps *ops);
 void sft_model_close(SftModel *m);
 size_t sft_plan_bytes(const SftModel *m); // of all arenas together
 void sft_plan_print(FILE *out, const SftModel *m);
-struct json_t *sft_plan_json(const SftModel *m); // {"bytes", "memory": {arena: bytes}, "parts": [{"memory", "what", "bytes"}]}
+struct json_t *sft_plan_json(const SftModel *m); // {bytes, memory: {arena: bytes}, parts: [{memory, what, bytes}]}
 
 // Runs the blocks: m->final = the normalised hidden states of the batch.
 void sft_forward(SftCtx *c, SftModel *m, const SftBatch *b);
@@ -777,12 +784,12 @@ typedef struct { int rank, world; } SftRanks; // one process: 0 of 1
    ================================================================================================================ */
 typedef struct { // DeepSpeed's dynamic loss scaler, with a ceiling; fp32 and bf16 have a constant scale of 1
     double scale, min_scale, max_scale;
-    int64_t iter, last_overflow, window; // calls so far; the call of the last overflow, -1 if none; see sft_scaler_update
+    int64_t iter, last_overflow, window; // calls so far; that of the last overflow, -1 if none; see sft_scaler_update
     int64_t hysteresis, left;            // overflows until the scale is halved; how many of them are left
     bool consecutive, dynamic;           // one good step refills `left`; false: the scale never changes
 } SftScaler;
 SftScaler sft_scaler(const SftConfig *config);       // what config->fp16 asks for; dies naming a key out of range
-bool sft_scaler_update(SftScaler *s, bool overflow); // once per step; false: an overflow at min_scale, nothing left to do
+bool sft_scaler_update(SftScaler *s, bool overflow); // once a step; false: an overflow at min_scale, nothing left to do
 
 /* The learning rate of the step after `done` successful ones, in a run of `total`. Dies, naming them, when
    lr_scheduler_type is unknown, or a key of lr_scheduler_kwargs is unknown, missing or out of range. */
@@ -795,12 +802,12 @@ typedef struct {
     int64_t total;         // steps of the whole run
     int64_t bad_in_a_row;  // skipped ones
 } SftTrainer;
-SftTrainer sft_trainer(const SftConfig *config, int64_t total); // step 0 of a run of `total`; checks scaler and schedule
+SftTrainer sft_trainer(const SftConfig *config, int64_t total); // step 0 of `total`; checks scaler and schedule
 void sft_zero_grad(SftCtx *c, SftModel *m);
-/* Norm of all gradients, clip, AdamW on every unit; t moves on by one step. `grad_scale` is what the loss was multiplied
-   with in backward (the scaler's scale, times whatever the loss was not divided by). A gradient that is not finite
-   skips the step: weights and moments stay; dies with the tensor's name when that cannot get better. While planning
-   it takes its workspace and does nothing else. */
+/* Norm of all gradients, clip, AdamW on every unit; t moves on by one step. `grad_scale` is what the loss was
+   multiplied with in backward (the scaler's scale, times whatever the loss was not divided by). A gradient that is not
+   finite skips the step: weights and moments stay; dies with the tensor's name when that cannot get better. While
+   planning it takes its workspace and does nothing else. */
 SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *config, double grad_scale);
 
 /* ================================================================================================================
@@ -829,12 +836,14 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
 /* ================================================================================================================
    [10] speak: generation with a KV cache
    ================================================================================================================ */
-typedef struct { int64_t max_new_tokens, top_k; double temperature, top_p, repetition_penalty; uint64_t seed; } SftSampling;
+typedef struct {
+    int64_t max_new_tokens, top_k; double temperature, top_p, repetition_penalty; uint64_t seed;
+} SftSampling;
 /* Continues prompt[n] until a stop token, max_new_tokens or the end of the cache: appends to `out` (the stop token
    included). on_token, if set, sees each token as it comes. The model was opened with a cache; the activations of an
    earlier sft_forward are overwritten. Dies when the prompt is empty or does not fit. */
-void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops, int nstops,
-                  SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg);
+void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops,
+                  int nstops, SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg);
 void sft_ids_add(SftIds *list, int32_t id); // appends
 
 /* ================================================================================================================
@@ -979,7 +988,8 @@ void *sft_take(SftArena *arena, size_t bytes) {
     if (arena->used > arena->peak) arena->peak = arena->used;
     if (!arena->base) return NULL;
     if (arena->used > arena->size)
-        sft_die(SFT_BROKEN, "the memory plan is too small: %s holds %zu bytes, %zu are needed", arena->name, arena->size, arena->used);
+        sft_die(SFT_BROKEN, "the memory plan is too small: %s holds %zu bytes, %zu are needed", arena->name,
+                arena->size, arena->used);
     return arena->base + at;
 }
 
@@ -1000,7 +1010,8 @@ void sft_to_f32(float *out, const void *in, SftType type, int64_t n) {
         for (; i < n; i++) out[i] = sft_bf16_to_f32(h[i]);
     } else {
 #ifdef __F16C__
-        for (; i < n / 8 * 8; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(h + i))));
+        for (; i < n / 8 * 8; i += 8)
+            _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(h + i))));
 #endif
         for (; i < n; i++) out[i] = sft_f16_to_f32(h[i]);
     }
@@ -1043,7 +1054,8 @@ double sft_now(void) {
 
 // Files
 const char *sft_path(char out[4096], const char *folder, const char *name) {
-    if (snprintf(out, 4096, "%s/%s", folder, name) >= 4096) sft_die(SFT_BAD_INPUT, "the path %.200s... is longer than 4095 bytes", folder);
+    if (snprintf(out, 4096, "%s/%s", folder, name) >= 4096)
+        sft_die(SFT_BAD_INPUT, "the path %.200s... is longer than 4095 bytes", folder);
     return out;
 }
 
@@ -1056,12 +1068,12 @@ bool sft_is_folder(const char *path) {
 
 void sft_make_folder(const char *path) {
     char part[4096];
-    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part) sft_die(SFT_BAD_INPUT, "the path %.200s... is too long", path);
+    if (snprintf(part, 4096, "%s", path) >= 4096) sft_die(SFT_BAD_INPUT, "the path %.200s... is too long", path);
     for (char *p = part + 1;; p++) {
         if (*p != '/' && *p) continue;
         char c = *p;
         *p = 0;
-        if (mkdir(part, 0777) && errno != EEXIST) sft_die(SFT_BROKEN, "cannot make the folder %s: %s", part, strerror(errno));
+        if (mkdir(part, 0777) && errno != EEXIST) sft_die(SFT_BROKEN, "cannot make %s: %s", part, strerror(errno));
         *p = c;
         if (!c) break;
     }
@@ -1918,7 +1930,7 @@ static SftRows sft__rows_open(const char *path, bool text) {
     text = text || sft__ends_with(path, ".txt");
     if (c == '[' && (!text || after == '{')) {
         f.form = SFT__ARRAY, f.at = first + 1;
-    } else if (c == '{' && (!text || after == '"')) { // lines, if the first object ends on its line or the next begins one
+    } else if (c == '{' && (!text || after == '"')) { // lines, if the first ends on its line or the next begins one
         size_t end = sft__value_end(f.s, f.n, first), line = sft__line_end(f.s, f.n, first);
         f.form = (end && end <= line) || (line + 1 < f.n && f.s[line + 1] == '{') ? SFT__LINES : SFT__OBJECTS;
     } else if (text || !c) {
@@ -1926,7 +1938,8 @@ static SftRows sft__rows_open(const char *path, bool text) {
     } else {
         char *got = strndup(f.s + first, SFT_MIN(f.n - first, 20));
         sft_unmap(f.s, f.n);
-        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; got \"%s\"", path, got);
+        sft_die(SFT_BAD_INPUT, "%s, line 1: expected a JSON array, JSON objects, or text in a file called .txt; "
+                               "got \"%s\"", path, got);
     }
     return f;
 }
@@ -1993,8 +2006,8 @@ static void sft__rename_columns(SftReader *r, json_t *map) {
         int i = 0, n = SFT_COUNT(sft__columns);
         while (i < n && (!json_is_string(means) || strcmp(sft__columns[i], json_string_value(means)))) i++;
         if (i == n)
-            sft_die(SFT_BAD_INPUT, "columns: \"%s\" is mapped to %s; expected one of user, assistant, system, input, history, prompt, "
-                    "completion, text, messages, conversation, conversations", column,
+            sft_die(SFT_BAD_INPUT, "columns: \"%s\" is mapped to %s; expected one of user, assistant, system, input, "
+                    "history, prompt, completion, text, messages, conversation, conversations", column,
                     json_is_string(means) ? json_string_value(means) : "something that is not a string");
         r->name[i < SFT__COLUMNS ? i : i == SFT__COLUMNS ? SFT__INSTRUCTION : SFT__OUTPUT] = column;
     }
@@ -2023,8 +2036,8 @@ static char *sft__own(SftReader *r, char *text) { // freed with the row
     return r->own[r->owned++] = text;
 }
 
-// The text of a value: a string, or a list of {"type": "text", "text" | "value"}. Null or absent: `fallback`, an error if
-// that is NULL.
+// The text of a value: a string, or a list of {"type": "text", "text" | "value"}. Null or absent: `fallback`, an error
+// if that is NULL.
 static const char *sft__text(SftReader *r, json_t *value, const char *what, const char *fallback) {
     if (json_is_string(value)) return json_string_value(value);
     if ((!value || json_is_null(value)) && fallback) return fallback;
@@ -2039,7 +2052,7 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
         const char *type = json_string_value(json_object_get(part, "type"));
         json_t *text = json_object_get(part, json_object_get(part, "text") ? "text" : "value");
         if (type && strcmp(type, "text")) sft__fail(r, "expected parts of type text in \"%s\", got %s", what, type);
-        if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": \"...\"} in \"%s\"", what);
+        if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": ...} in \"%s\"", what);
         if (r->error) return "";
         char *longer = sft_format("%s%s", all, json_string_value(text));
         free(all), r->own[r->owned - 1] = all = longer;
@@ -2104,9 +2117,9 @@ static size_t sft__read_side(SftReader *r, json_t *value, const char *what, cons
     return r->messages ? r->message[r->messages - 1].bytes : 0;
 }
 
-// A row, or one turn of a conversation, whose columns are a question and its answer, with or without a system text, more
-// input and earlier [question, answer] pairs. False where there is no answer to learn.
-static bool sft__read_turn(SftReader *r, json_t *row, int user, int output, double weight) {
+// A row, or one turn of a conversation, whose columns are a question and its answer, with or without a system text,
+// more input and earlier [question, answer] pairs. False where there is no answer to learn.
+static bool sft__turn(SftReader *r, json_t *row, int user, int output, double weight) {
     json_t *pair, *answer = json_object_get(row, r->name[output]);
     const char *system = sft__column_text(r, row, SFT__SYSTEM, ""), *history = r->name[SFT__HISTORY];
     size_t i;
@@ -2119,23 +2132,24 @@ static bool sft__read_turn(SftReader *r, json_t *row, int user, int output, doub
     if (user == SFT__PROMPT) {
         sft__read_side(r, json_object_get(row, r->name[user]), r->name[user], "user", 0);
     } else {
-        const char *text = sft__column_text(r, row, user, ""), *input = user == SFT__INSTRUCTION ? sft__column_text(r, row, SFT__INPUT, "") : "";
+        const char *text = sft__column_text(r, row, user, ""), *input = "";
+        if (user == SFT__INSTRUCTION) input = sft__column_text(r, row, SFT__INPUT, "");
         if (*text && *input) text = sft__own(r, sft_format("%s\n%s", text, input));
         sft__say(r, "user", *text ? text : input, 0);
     }
     size_t n = sft__read_side(r, answer, r->name[output], "assistant", weight);
     return n && !(json_is_string(answer) && !strcmp(json_string_value(answer), "<nooutput>"));
 }
-static bool sft__read_alpaca(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__INSTRUCTION, SFT__OUTPUT, 1); }
-static bool sft__read_pair(SftReader *r, json_t *row) { return sft__read_turn(r, row, SFT__PROMPT, SFT__COMPLETION, 1); }
+static bool sft__read_alpaca(SftReader *r, json_t *row) { return sft__turn(r, row, SFT__INSTRUCTION, SFT__OUTPUT, 1); }
+static bool sft__read_pair(SftReader *r, json_t *row) { return sft__turn(r, row, SFT__PROMPT, SFT__COMPLETION, 1); }
 
 static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversation: {"system", "input", "output"} a turn
     json_t *turns = json_object_get(row, r->name[SFT__TURNS]), *turn;
     bool some = false;
     size_t i;
     json_array_foreach(turns, i, turn)
-        some = sft__read_turn(r, turn, SFT__INPUT, SFT__OUTPUT, sft__weight(r, turn, "output_with_loss")) || some;
-    if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {\"input\", \"output\"}", r->name[SFT__TURNS]);
+        some = sft__turn(r, turn, SFT__INPUT, SFT__OUTPUT, sft__weight(r, turn, "output_with_loss")) || some;
+    if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {input, output}", r->name[SFT__TURNS]);
     return some;
 }
 
@@ -2160,12 +2174,13 @@ static const struct { const char *name; int needs, knows; bool (*read)(SftReader
     {"sharegpt", SFT__C(CONVERSATIONS), SFT__C(SYSTEM) | SFT__C(CHOSEN), sft__read_list},
     {"conversation", SFT__C(TURNS), 0, sft__read_turns},
     {"prompt_completion", SFT__C(PROMPT) | SFT__C(COMPLETION), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_pair},
-    {"alpaca", SFT__C(INSTRUCTION) | SFT__C(OUTPUT), SFT__C(INPUT) | SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca},
-    {"alpaca", SFT__C(INPUT) | SFT__C(OUTPUT), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca}, // without instruction
+    {"alpaca", SFT__C(INSTRUCTION) | SFT__C(OUTPUT), SFT__C(INPUT) | SFT__C(SYSTEM) | SFT__C(HISTORY),
+     sft__read_alpaca},
+    {"alpaca", SFT__C(INPUT) | SFT__C(OUTPUT), SFT__C(SYSTEM) | SFT__C(HISTORY), sft__read_alpaca}, // no instruction
     {"text", SFT__C(WORDS), 0, NULL},
 };
 
-static void sft__document(SftReader *r, SftRow *row, const char *text, size_t n) { // BOS as the tokenizer says, text, eos
+static void sft__document(SftReader *r, SftRow *row, const char *text, size_t n) { // BOS if the tokenizer says so, eos
     SftIds ids = {0};
     int32_t bos = sft_adds_bos(r->t) ? sft_bos(r->t) : -1, eos = sft_eos(r->t);
     if (bos >= 0) sft_encode(r->t, &ids, sft_token_text(r->t, bos), strlen(sft_token_text(r->t, bos)), false);
@@ -2209,8 +2224,8 @@ static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first
     while (f < n && ((!any && strcmp(asked, sft__formats[f].name)) || sft__formats[f].needs & ~have)) f++;
     if (f == n) {
         char *keys = sft__keys(r, json, 0);
-        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | instruction, "
-                  "output | text; \"columns\" renames); got %s", any ? "a known format" : asked, keys);
+        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | "
+                  "instruction, output | text; \"columns\" renames); got %s", any ? "a known format" : asked, keys);
         free(keys);
         return;
     }
@@ -2235,7 +2250,7 @@ static void sft__read_row(SftReader *r, SftRow *row, const SftRows *f, bool firs
     }
     json_t *json = json_loadb(row->s, row->n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     r->messages = r->owned = 0, r->error = NULL;
-    if (!json) row->error = strdup(error.text), row->s += SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n); // the place
+    if (!json) row->error = strdup(error.text), row->s += SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n); // where
     else if (!json_is_object(json)) row->error = strdup("expected a row {...}");
     else sft__read_object(r, row, json, first), row->error = r->error;
     for (int i = 0; i < r->owned; i++) free(r->own[i]);
@@ -2248,7 +2263,7 @@ static void sft__add_sample(SftDataset *d, SftSample s) {
     d->sample[d->samples++] = s;
 }
 
-static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // the first token of a document is no target
+static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // a document's first token is no target
     SftSample s = {begin, n, 0};
     for (int64_t i = 1; i < n; i++) s.trained += t->trained[begin + i];
     return s;
@@ -2284,7 +2299,8 @@ static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *
         memcpy(all->trained + begin, row->tokens.trained, (size_t)n);
         all->n += n, report->truncated += cut, report->cut += n > most;
         for (int64_t at = 0; at < n; at += most) // only a document of text is longer than one piece
-            for (int c = 0; c < row->copies; c++) sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
+            for (int c = 0; c < row->copies; c++)
+                sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
     }
     free(row->error), free(row->unknown), free(row->tokens.ids), free(row->tokens.trained);
 }
@@ -2307,13 +2323,10 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
     for (bool more = true, first = true; more; first = false) {
         int64_t n = 0;
         for (size_t bytes = 0; n < ROWS && bytes < BYTES;) {
-            if ((config->max_samples && d->report.rows + n >= config->max_samples) || !(more = sft__next_row(&f, &row))) {
-                more = false;
-                break;
-            }
-            row.copies = (int)weight;
-            if (sft__chosen((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, left, wanted)) row.copies++, wanted--;
-            left--;
+            more = (!config->max_samples || d->report.rows + n < config->max_samples) && sft__next_row(&f, &row);
+            if (!more) break;
+            bool again = sft__chosen((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, left, wanted);
+            row.copies = (int)weight + again, wanted -= again, left--;
             if (!row.copies && !row.error) continue;
             if ((n & (n - 1)) == 0) rows = (SftRow *)sft_realloc(rows, (size_t)SFT_MAX(1, 2 * n) * sizeof row);
             rows[n++] = row, bytes += row.n;
@@ -2342,7 +2355,7 @@ static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, 
     }
     DIR *folder = opendir(path);
     if (!folder) sft_die(SFT_BAD_INPUT, "cannot open the folder %s: %s", path, strerror(errno));
-    char **names = NULL, full[4096];
+    char **names = NULL, buf[4096];
     int n = 0;
     for (struct dirent *e; (e = readdir(folder)) != NULL;) {
         const char *dot = strrchr(e->d_name, '.');
@@ -2353,7 +2366,7 @@ static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, 
     closedir(folder);
     if (!n) sft_die(SFT_BAD_INPUT, "the folder %s holds no .json, .jsonl or .txt file", path);
     qsort(names, (size_t)n, sizeof *names, sft__by_path);
-    for (int i = 0; i < n; i++) sft__read_file(d, r, sft_path(full, path, names[i]), weight, (*which)++), free(names[i]);
+    for (int i = 0; i < n; i++) sft__read_file(d, r, sft_path(buf, path, names[i]), weight, (*which)++), free(names[i]);
     free(names);
 }
 
@@ -2372,19 +2385,21 @@ SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const Sft
     sft__rename_columns(&reader, config->columns);
     int which = 0;
     for (size_t i = 0; i < (json_is_array(files) ? json_array_size(files) : 1); i++) {
-        json_t *file = json_is_array(files) ? json_array_get(files, i) : files, *weight = json_object_get(file, "weight");
+        json_t *file = json_is_array(files) ? json_array_get(files, i) : files;
+        json_t *weight = json_object_get(file, "weight");
         const char *path = json_string_value(json_is_object(file) ? json_object_get(file, "path") : file);
         double w = weight ? json_number_value(weight) : 1;
-        if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {\"path\", \"weight\"} or a list");
+        if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {path, weight} or a list");
         if ((weight && !json_is_number(weight)) || !(w > 0 && w <= 1000))
             sft_die(SFT_BAD_INPUT, "the weight of %s must be a number above 0, at most 1000", path);
         sft__read_path(&d, &reader, path, w, &which);
     }
     SftDataReport *p = &d.report;
     if (!d.samples)
-        sft_die(SFT_BAD_INPUT, "no row has a trained token left: %" PRId64 " rows read, %" PRId64 " without text, %" PRId64
-                " with no trained token in their first %" PRId64 " (max_length), %" PRId64 " too long, %" PRId64 " malformed",
-                p->rows, p->dropped_empty, p->dropped_no_answer, config->max_length, p->dropped_too_long, p->bad);
+        sft_die(SFT_BAD_INPUT, "no row has a trained token left: %" PRId64 " rows read, %" PRId64 " without text, %"
+                PRId64 " with no trained token in their first %" PRId64 " (max_length), %" PRId64 " too long, %" PRId64
+                " malformed", p->rows, p->dropped_empty, p->dropped_no_answer, config->max_length, p->dropped_too_long,
+                p->bad);
     sft__count(&d);
     return d;
 }
@@ -2394,7 +2409,8 @@ void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, 
     *validation = (SftDataset){.rows_per_step = train->rows_per_step, .epochs = 1};
     if (share <= 0) return;
     if (wanted >= n)
-        sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on", wanted, n);
+        sft_die(SFT_BAD_INPUT, "validation_split: %" PRId64 " of %" PRId64 " samples would leave none to train on",
+                wanted, n);
     validation->tokens = train->tokens, validation->tokens.cap = 0; // the same tokens, not its own
     train->samples = 0;
     bool moves = false;
@@ -2452,8 +2468,8 @@ static void sft__pack_bfd(SftDataset *d, int64_t room) {
     free(tree), free(space), free(next);
 }
 
-// Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second part
-// of a cut sample is a document of its own.
+// Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second
+// part of a cut sample is a document of its own.
 static void sft__pack_wrapped(SftDataset *d, int64_t room, const int64_t *samples) {
     int64_t total = 0, filled = 0;
     for (int64_t i = 0; i < d->samples; i++) total += d->sample[i].n;
@@ -2484,7 +2500,7 @@ void sft_dataset_pack(SftDataset *d, const SftConfig *config) {
     d->document = d->sample, d->documents = n;
     d->order = SFT_NEW(int64_t, n);
     for (int64_t i = 0; i < n; i++) d->order[i] = i;
-    if (config->packing && !strcmp(config->packing_strategy, "wrapped")) { // neighbours in a file are alike: mixed first
+    if (config->packing && !strcmp(config->packing_strategy, "wrapped")) { // mixed first: neighbours are alike
         if (config->shuffle) sft__shuffle(d->order, n, (uint64_t)config->seed, UINT64_MAX);
         sft__pack_wrapped(d, room, d->order);
         d->order = (int64_t *)sft_realloc(d->order, (size_t)d->documents * sizeof *d->order);
@@ -2523,7 +2539,7 @@ void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t e
 void sft_batch_room(SftBatch *b, int64_t tokens) {
     if (tokens <= b->cap) return;
     int32_t **rows[] = {&b->ids, &b->target, &b->pos, &b->begin, &b->end};
-    for (int i = 0; i < SFT_COUNT(rows); i++) *rows[i] = (int32_t *)sft_realloc(*rows[i], (size_t)tokens * sizeof(int32_t));
+    for (int i = 0; i < SFT_COUNT(rows); i++) *rows[i] = (int32_t *)sft_realloc(*rows[i], (size_t)tokens * 4);
     b->cap = tokens;
 }
 
@@ -2608,7 +2624,7 @@ void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int sa
     double share = 100 * (double)r->trained_tokens / (double)SFT_MAX(r->tokens, 1);
     const struct { int64_t n; const char *why; } dropped[] = {
         {r->bad, "malformed"}, {r->dropped_empty, "without text"},
-        {r->dropped_no_answer, "without a trained token in max_length"}, {r->dropped_too_long, "longer than max_length"}};
+        {r->dropped_no_answer, "no trained token in max_length"}, {r->dropped_too_long, "longer than max_length"}};
     fprintf(out, "rows      %" PRId64 " read", r->rows);
     for (int i = 0; i < SFT_COUNT(dropped); i++)
         if (dropped[i].n) fprintf(out, ", %" PRId64 " dropped: %s", dropped[i].n, dropped[i].why);
@@ -2618,11 +2634,12 @@ void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int sa
     if (r->packs != r->samples) fprintf(out, ", in %" PRId64 " packs", r->packs);
     fprintf(out, "; the longest row has %" PRId64 " tokens\n", d->longest);
     fprintf(out, "tokens    %" PRId64 ", %" PRId64 " of them trained (%.1f %%)\n", r->tokens, r->trained_tokens, share);
-    fprintf(out, "steps     %" PRId64 " an epoch of %" PRId64 " rows each, %" PRId64 " in all\n", per_epoch, d->rows_per_step, steps);
+    fprintf(out, "steps     %" PRId64 " an epoch of %" PRId64 " rows each, %" PRId64 " in all\n", per_epoch,
+            d->rows_per_step, steps);
     fflush(out);
     if (steps < 20)
-        sft_note("only %" PRId64 " optimizer steps: the model will hardly change; more data, more num_train_epochs or fewer "
-                 "rows a step make more", steps);
+        sft_note("only %" PRId64 " optimizer steps: the model will hardly change; more data, more num_train_epochs "
+                 "or fewer rows a step make more", steps);
     for (int64_t i = 0; i < SFT_MIN(samples, d->samples); i++) {
         const SftSample *s = &d->sample[i];
         fprintf(out, "sample %" PRId64 ", %" PRId64 " tokens, %" PRId64 " trained:\n", i + 1, s->n, s->trained);
@@ -2638,7 +2655,8 @@ void sft_data_dump(const char *path, const SftDataset *d) {
         const uint8_t *trained = d->tokens.trained + d->sample[i].begin;
         for (int labels = 0; labels < 2; labels++) {
             fputs(labels ? "], \"labels\": [" : "{\"input_ids\": [", out);
-            for (int64_t j = 0; j < d->sample[i].n; j++) fprintf(out, "%s%d", j ? ", " : "", labels && !trained[j] ? -100 : ids[j]);
+            for (int64_t j = 0; j < d->sample[i].n; j++)
+                fprintf(out, "%s%d", j ? ", " : "", labels && !trained[j] ? -100 : ids[j]);
         }
         fputs("]}\n", out);
     }
@@ -2656,7 +2674,8 @@ json_t *sft_data_json(const SftDataset *d, const SftConfig *config) {
         {"steps_per_epoch", steps}};
     json_t *all = json_object(), *dropped = json_object();
     for (int i = 0; i < SFT_COUNT(entries); i++)
-        json_object_set_new(i >= 3 && i <= 6 ? dropped : all, entries[i].name, i == 2 ? json_incref(dropped) : json_integer(entries[i].n));
+        json_object_set_new(i >= 3 && i <= 6 ? dropped : all, entries[i].name,
+                            i == 2 ? json_incref(dropped) : json_integer(entries[i].n));
     json_decref(dropped);
     return all;
 }
@@ -2704,7 +2723,8 @@ static char *sft__safetensors_entry(SftFileTensor *t, const char *name, json_t *
     const char *dtype;
     json_t *shape, *dim;
     json_int_t from, to;
-    if (json_unpack(entry, "{s:s, s:o, s:[I, I!]}", "dtype", &dtype, "shape", &shape, "data_offsets", &from, &to) || !json_is_array(shape))
+    int bad = json_unpack(entry, "{s:s, s:o, s:[I, I!]}", "dtype", &dtype, "shape", &shape, "data_offsets", &from, &to);
+    if (bad || !json_is_array(shape))
         return sft_format("tensor %s: expected {\"dtype\", \"shape\", \"data_offsets\": [begin, end]}", name);
     size_t dims = json_array_size(shape), i;
     *t = (SftFileTensor){.name = name, .dtype = dtype, .dims = (int)SFT_MIN(dims, 8)};
@@ -2730,9 +2750,9 @@ static char *sft__safetensors_parse(SftSafetensors *f) {
     uint64_t header = 0;
     if (f->bytes < 8) return sft_format("%zu bytes are too few for a safetensors file", f->bytes);
     for (int i = 0; i < 8; i++) header |= (uint64_t)(uint8_t)f->map[i] << 8 * i; // little endian, wherever this runs
-    if (header > 100000000) return sft_format("a header of %llu bytes; at most 100000000 are allowed", (unsigned long long)header);
+    if (header > 100000000) return sft_format("a header of %zu bytes; at most 100000000 are allowed", (size_t)header);
     if (header > f->bytes - 8)
-        return sft_format("a header of %llu bytes in a file of %zu: cut short?", (unsigned long long)header, f->bytes);
+        return sft_format("a header of %zu bytes in a file of %zu: cut short?", (size_t)header, f->bytes);
     if (!header || f->map[8] != '{') return sft_format("the header does not begin with '{': not a safetensors file");
     json_error_t error;
     f->header = json_loadb(f->map + 8, header, JSON_REJECT_DUPLICATES, &error);
@@ -2751,8 +2771,8 @@ static char *sft__safetensors_parse(SftSafetensors *f) {
     qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_place);
     for (int64_t i = 0; i < f->n; data += f->tensor[i++].bytes)
         if (f->tensor[i].data != data)
-            return sft_format("tensor %s %s", f->tensor[i].name, f->tensor[i].data < data ? "overlaps the one before it"
-                                                                                         : "comes after a hole in the data");
+            return sft_format("tensor %s %s", f->tensor[i].name,
+                              f->tensor[i].data < data ? "overlaps the one before" : "comes after a hole in the data");
     if (data != end) return sft_format("%zu bytes after the last tensor", (size_t)(end - data));
     qsort(f->tensor, (size_t)f->n, sizeof *f->tensor, sft__by_name);
     return NULL;
@@ -2794,7 +2814,8 @@ static char *sft__safetensors_header(const SftFileTensor *tensor, int64_t n, jso
                     twice ? "its name comes twice" : "its dtype or shape has no size");
         json_t *shape = json_array();
         for (int d = 0; d < tensor[i].dims; d++) json_array_append_new(shape, json_integer(tensor[i].dim[d]));
-        json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor[i].dtype, "shape", shape, "data_offsets", at, at + bytes);
+        json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", tensor[i].dtype, "shape", shape, "data_offsets", at,
+                                  at + bytes);
         json_object_set_new(header, tensor[i].name, entry);
         at += bytes;
     }
@@ -2804,8 +2825,9 @@ static char *sft__safetensors_header(const SftFileTensor *tensor, int64_t n, jso
     return text;
 }
 
-void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, json_t *metadata, SftFill *fill, void *arg) {
-    char *header = sft__safetensors_header(tensor, n, metadata), *temporary = sft_format("%s.tmp%ld", path, (long)getpid());
+void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_t n, json_t *metadata, SftFill *fill,
+                           void *arg) {
+    char *header = sft__safetensors_header(tensor, n, metadata), *temporary = sft_format("%s.tmp%d", path, getpid());
     uint64_t length = (strlen(header) + 7) / 8 * 8; // the data begins on a multiple of 8
     FILE *file = fopen(temporary, "wb");
     for (int i = 0; file && i < 8; i++) putc((int)(length >> 8 * i & 255), file);
@@ -2837,8 +2859,8 @@ void sft_safetensors_write(const char *path, const SftFileTensor *tensor, int64_
     free(header), free(temporary);
 }
 
-/* Families. Where a file's tensor goes (`#` is the layer): its rows are those of up to three slots, one after another or,
-   grouped, for each kv head its q heads, then k, then v. Transposed: the file holds [in, out]. */
+/* Families. Where a file's tensor goes (`#` is the layer): its rows are those of up to three slots, one after another
+   or, grouped, for each kv head its q heads, then k, then v. Transposed: the file holds [in, out]. */
 typedef struct { const char *name; SftSlot slot[3]; bool transposed, grouped; } SftHfTensor;
 #define SFT__SAME(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, false, false}
 #define SFT__CONV(name, slot) {name, {SFT_SLOT_##slot, SFT_SLOTS, SFT_SLOTS}, true, false}
@@ -2894,9 +2916,9 @@ static const struct SftFamily {
     const char *standard;
 } sft__families[] = {
     {"gpt2", sft__gpt2, SFT_COUNT(sft__gpt2), true, true, false,
-     "{'vocab_size':50257,'n_embd':768,'n_inner':null,'n_layer':12,'n_head':12,'n_positions':1024,'initializer_range':0.02,"
-     "'activation_function':'gelu_new','layer_norm_epsilon':1e-5,'tie_word_embeddings':true,'bos_token_id':50256,"
-     "'eos_token_id':50256,'scale_attn_weights':true,'scale_attn_by_inverse_layer_idx':false}"},
+     "{'vocab_size':50257,'n_embd':768,'n_inner':null,'n_layer':12,'n_head':12,'n_positions':1024,'bos_token_id':50256,"
+     "'eos_token_id':50256,'activation_function':'gelu_new','layer_norm_epsilon':1e-5,'tie_word_embeddings':true,"
+     "'initializer_range':0.02,'scale_attn_weights':true,'scale_attn_by_inverse_layer_idx':false}"},
     {"llama", sft__llama, SFT_COUNT(sft__llama), false, false, false,
      "{" SFT__ALL "'vocab_size':32000,'intermediate_size':11008,'num_key_value_heads':null,'head_dim':null,"
      "'max_position_embeddings':2048,'bos_token_id':1,'eos_token_id':2,'attention_bias':false,'mlp_bias':false}"},
@@ -2904,7 +2926,8 @@ static const struct SftFamily {
      "{" SFT__ALL "'vocab_size':32000,'intermediate_size':14336,'num_key_value_heads':8,'head_dim':null,"
      "'max_position_embeddings':131072,'bos_token_id':1,'eos_token_id':2,'sliding_window':4096}"},
     {"qwen2", sft__llama, SFT_COUNT(sft__llama), false, true, false, "{" SFT__QWEN "'head_dim':null}"},
-    {"qwen3", sft__llama, SFT_COUNT(sft__llama), false, false, true, "{" SFT__QWEN "'head_dim':128,'attention_bias':false}"},
+    {"qwen3", sft__llama, SFT_COUNT(sft__llama), false, false, true,
+     "{" SFT__QWEN "'head_dim':128,'attention_bias':false}"},
     {"internlm2", sft__internlm2, SFT_COUNT(sft__internlm2), false, false, false,
      "{" SFT__ALL "'vocab_size':103168,'intermediate_size':11008,'num_key_value_heads':null,"
      "'max_position_embeddings':2048,'bos_token_id':1,'eos_token_id':2,'bias':true}"}};
@@ -2926,9 +2949,9 @@ SFT_NORETURN static void sft__bad_key(const SftKeys *k, const char *key, json_t 
 // GPT-2 has its own words for what the others call *key. NULL: null, or neither in the file nor a key of the family.
 static json_t *sft__key(const SftKeys *k, const char **key) {
     static const char *gpt2[][2] = {
-        {"hidden_size", "n_embd"},        {"intermediate_size", "n_inner"},      {"num_hidden_layers", "n_layer"},
-        {"num_attention_heads", "n_head"}, {"hidden_act", "activation_function"}, {"rms_norm_eps", "layer_norm_epsilon"},
-        {"max_position_embeddings", "n_positions"}};
+        {"hidden_size", "n_embd"}, {"intermediate_size", "n_inner"}, {"num_hidden_layers", "n_layer"},
+        {"num_attention_heads", "n_head"}, {"hidden_act", "activation_function"},
+        {"rms_norm_eps", "layer_norm_epsilon"}, {"max_position_embeddings", "n_positions"}};
     for (int i = 0; i < SFT_COUNT(gpt2); i++)
         if (!strcmp(*key, gpt2[i][0]) && json_object_get(k->standard, gpt2[i][1])) *key = gpt2[i][1];
     json_t *value = json_object_get(k->json, *key);
@@ -2955,22 +2978,23 @@ static bool sft__flag(const SftKeys *k, const char *key, bool fallback) {
     json_t *value = sft__key(k, &key);
     if (value && !json_is_boolean(value)) sft__bad_key(k, key, value, "true or false");
     bool flag = value ? json_is_true(value) : fallback;
-    if (flag != fallback && k->standard && !json_object_get(k->standard, key)) sft__bad_key(k, key, value, fallback ? "true" : "false");
+    if (flag != fallback && k->standard && !json_object_get(k->standard, key))
+        sft__bad_key(k, key, value, fallback ? "true" : "false");
     return flag;
 }
 
 // RoPE as transformers resolves it: rope_scaling, else rope_parameters; inside them rope_theta and rope_type ("type").
 static void sft__arch_rope(SftArch *a, const SftKeys *k) {
-    static const char *types[] = {[SFT_ROPE_PLAIN] = "default", [SFT_ROPE_LINEAR] = "linear", [SFT_ROPE_DYNAMIC] = "dynamic",
-                                  [SFT_ROPE_LLAMA3] = "llama3", [SFT_ROPE_YARN] = "yarn"};
-    const char *key = "rope_scaling", *inner;
+    static const char *types[] = {NULL, "default", "linear", "dynamic", "llama3", "yarn"}; // of SftRopeType
+    const char *key = "rope_scaling", *inner, *original = "original_max_position_embeddings";
     json_t *rope = sft__key(k, &key), *value;
     if (!rope || (json_is_object(rope) && !json_object_size(rope))) key = "rope_parameters", rope = sft__key(k, &key);
     if (rope && !json_is_object(rope)) sft__bad_key(k, key, rope, "an object");
     json_object_foreach(rope, inner, value)
         if (json_is_object(value)) sft__bad_key(k, inner, value, "RoPE parameters that hold for all layers");
     SftKeys r = {k->path, k->family, rope, NULL}, top = {k->path, k->family, k->json, NULL};
-    a->rope_theta = sft__number(&r, "rope_theta", sft__number(&top, "rope_theta", 10000, 1.001, 1e30, false), 1.001, 1e30, false);
+    double theta = sft__number(&top, "rope_theta", 10000, 1.001, 1e30, false);
+    a->rope_theta = sft__number(&r, "rope_theta", theta, 1.001, 1e30, false);
     sft__number(&r, "partial_rotary_factor", sft__number(&top, "partial_rotary_factor", 1, 1, 1, false), 1, 1, false);
     json_t *type = json_object_get(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type");
     const char *name = type ? json_string_value(type) : "default";
@@ -2982,10 +3006,10 @@ static void sft__arch_rope(SftArch *a, const SftKeys *k) {
     bool yarn = a->rope == SFT_ROPE_YARN;
     if (yarn || a->rope == SFT_ROPE_LLAMA3) // written beside the RoPE parameters it wins, as in transformers
         for (int i = 0; i < 2; i++)
-            a->rope_original = sft__number(i ? &top : &r, "original_max_position_embeddings", a->rope_original, 1, 1e12, true);
+            a->rope_original = sft__number(i ? &top : &r, original, a->rope_original, 1, 1e12, true);
     if (a->rope != SFT_ROPE_PLAIN)
         a->rope_factor = sft__number(&r, "factor", yarn ? (double)a->P / a->rope_original : 0, 1e-3, 1e6, false);
-    if (a->rope == SFT_ROPE_DYNAMIC && a->D <= 2) sft__bad_key(k, "rope_type", type, "another one: heads of size 2 have no dynamic RoPE");
+    if (a->rope == SFT_ROPE_DYNAMIC && a->D <= 2) sft__bad_key(k, "rope_type", type, "another one for heads of size 2");
     if (a->rope == SFT_ROPE_LLAMA3) {
         a->rope_low = sft__number(&r, "low_freq_factor", 0, 1e-6, 1e6, false);
         a->rope_high = sft__number(&r, "high_freq_factor", 0, 1e-6, 1e6, false);
@@ -2993,7 +3017,8 @@ static void sft__arch_rope(SftArch *a, const SftKeys *k) {
             sft__bad_key(k, "high_freq_factor", json_object_get(rope, "high_freq_factor"), "more than low_freq_factor");
     }
     if (!yarn) return;
-    double mscale = sft__number(&r, "mscale", 0, 0, 1e6, false), all = sft__number(&r, "mscale_all_dim", 0, 0, 1e6, false);
+    double mscale = sft__number(&r, "mscale", 0, 0, 1e6, false);
+    double all = sft__number(&r, "mscale_all_dim", 0, 0, 1e6, false);
     double grows = a->rope_factor > 1 ? 0.1 * log(a->rope_factor) : 0; // YaRN (Peng et al. 2023), equation 22
     a->rope_attention = mscale && all ? (mscale * grows + 1) / (all * grows + 1) : grows + 1;
     a->rope_attention = sft__number(&r, "attention_factor", a->rope_attention, 1e-6, 1e6, false);
@@ -3022,7 +3047,8 @@ static void sft__arch_window(SftArch *a, const SftKeys *k) {
             sft__bad_key(k, key, types, "\"full_attention\" layers, then \"sliding_attention\" layers");
     }
     if (qwen && on) a->window_from = from;
-    if (from != (a->window ? SFT_MIN(a->window_from, a->L) : a->L)) sft__bad_key(k, key, types, "what sliding_window says");
+    if (from != (a->window ? SFT_MIN(a->window_from, a->L) : a->L))
+        sft__bad_key(k, key, types, "what sliding_window says");
 }
 
 static void sft__arch_eos(SftArch *a, const SftKeys *k) { // adds the ids that are new
@@ -3031,7 +3057,7 @@ static void sft__arch_eos(SftArch *a, const SftKeys *k) { // adds the ids that a
     for (size_t i = 0; i < (json_is_array(value) ? json_array_size(value) : value != NULL); i++) {
         json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
         json_int_t x = json_integer_value(id);
-        if (!json_is_integer(id) || x < 0 || x > INT32_MAX) sft__bad_key(k, key, value, "a token id, or a list of them");
+        if (!json_is_integer(id) || x < 0 || x > INT32_MAX) sft__bad_key(k, key, value, "a token id or a list of them");
         bool there = false;
         for (int j = 0; j < a->neos; j++) there |= a->eos[j] == x;
         if (!there && a->neos == SFT_COUNT(a->eos)) sft__bad_key(k, key, value, "at most 8 different ids");
@@ -3042,14 +3068,15 @@ static void sft__arch_eos(SftArch *a, const SftKeys *k) { // adds the ids that a
 // What would change the result and is not done here, whatever the family.
 static void sft__arch_refuse(const SftKeys *k) {
     static const char *keys[] = {
-        "add_cross_attention", "is_encoder_decoder", "num_experts", "num_local_experts", "n_routed_experts", "use_mrope",
+        "add_cross_attention", "is_encoder_decoder", "num_experts", "num_local_experts", "n_routed_experts",
         "no_rope_layers", "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning", "logit_scale",
-        "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"};
+        "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "use_mrope"};
     json_t *value = json_object_get(k->json, "quantization_config");
-    if (value && !json_is_null(value)) sft__bad_key(k, "quantization_config", value, "none: the weights must be fp32, bf16 or fp16");
+    if (value && !json_is_null(value)) sft__bad_key(k, "quantization_config", value, "weights in fp32, bf16 or fp16");
     for (int i = 0; i < SFT_COUNT(keys); i++) {
         value = json_object_get(k->json, keys[i]);
-        bool off = !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && !json_number_value(value));
+        bool zero = json_is_number(value) && !json_number_value(value);
+        bool off = !value || json_is_null(value) || json_is_false(value) || zero;
         if (!off) sft__bad_key(k, keys[i], value, "it to be off: this is not supported");
     }
 }
@@ -3065,14 +3092,15 @@ static void sft__arch_sizes(SftArch *a, const SftKeys *k) {
     a->D = (int64_t)sft__number(k, "head_dim", (double)(a->C / a->H), 0, 1 << 24, true);
     const char *key = "head_dim";
     if (a->H % a->K)
-        sft_die(SFT_BAD_INPUT, "%s: %lld attention heads cannot share %lld key/value heads: expected a multiple", k->path,
-                (long long)a->H, (long long)a->K);
+        sft_die(SFT_BAD_INPUT, "%s: %lld attention heads cannot share %lld key/value heads: expected a multiple",
+                k->path, (long long)a->H, (long long)a->K);
     if (!sft__key(k, &key) && a->C % a->H)
-        sft_die(SFT_BAD_INPUT, "%s: a hidden size of %lld does not divide into %lld heads", k->path, (long long)a->C, (long long)a->H);
+        sft_die(SFT_BAD_INPUT, "%s: a hidden size of %lld does not divide into %lld heads", k->path, (long long)a->C,
+                (long long)a->H);
     if (a->D < 1 || (a->D % 2 && !a->learned_positions))
-        sft_die(SFT_BAD_INPUT, "%s: heads of size %lld: expected a positive even number, for RoPE", k->path, (long long)a->D);
+        sft_die(SFT_BAD_INPUT, "%s: heads of size %lld: expected a positive even one (RoPE)", k->path, (long long)a->D);
     double block = (double)a->C * (double)(a->H * a->D + a->F), ends = (double)(a->V + a->P) * (double)a->C;
-    if (block * (double)a->L + ends > 1e15) sft_die(SFT_BAD_INPUT, "%s: the sizes of a model with more than 1e15 parameters", k->path);
+    if (block * (double)a->L + ends > 1e15) sft_die(SFT_BAD_INPUT, "%s: more than 1e15 parameters", k->path);
 }
 
 SftArch sft_arch(const char *folder) {
@@ -3084,7 +3112,8 @@ SftArch sft_arch(const char *folder) {
     const char *key = "model_type", *type = json_string_value(json_object_get(a->json, key));
     const struct SftFamily *family = type ? sft__family(type) : NULL;
     SftKeys keys = {path, type, a->json, NULL}, *k = &keys;
-    for (int i = 0; i < SFT_COUNT(sft__families); i++) strcat(strcat(names, i ? ", " : "one of "), sft__families[i].name);
+    for (int i = 0; i < SFT_COUNT(sft__families); i++)
+        strcat(strcat(names, i ? ", " : "one of "), sft__families[i].name);
     if (!family) sft__bad_key(k, key, json_object_get(a->json, key), names);
     snprintf(a->family, sizeof a->family, "%s", type);
     char *standard = sft_format("%s", family->standard);
@@ -3110,14 +3139,16 @@ SftArch sft_arch(const char *folder) {
     const char *act = json_is_string(value) ? json_string_value(value) : "";
     bool tanh = !strcmp(act, "gelu_new") || !strcmp(act, "gelu_pytorch_tanh") || !strcmp(act, "gelu_fast");
     if (a->gated && strcmp(act, "silu") && strcmp(act, "swish")) sft__bad_key(k, key, value, "\"silu\"");
-    if (!a->gated && !tanh && strcmp(act, "gelu")) sft__bad_key(k, key, value, "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"");
+    if (!a->gated && !tanh && strcmp(act, "gelu"))
+        sft__bad_key(k, key, value, "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"");
     a->act = a->gated ? SFT_LINEAR : tanh ? SFT_GELU_TANH : SFT_GELU;
     if (!a->learned_positions) sft__arch_rope(a, k);
     sft__arch_window(a, k);
     key = "bos_token_id";
     if (sft__key(k, &key)) a->bos = (int32_t)sft__number(k, key, 0, 0, INT32_MAX, true);
     sft__arch_eos(a, k);
-    const char *dtype = json_string_value(json_object_get(a->json, json_object_get(a->json, "dtype") ? "dtype" : "torch_dtype"));
+    key = json_object_get(a->json, "dtype") ? "dtype" : "torch_dtype";
+    const char *dtype = json_string_value(json_object_get(a->json, key));
     if (dtype) a->source_type = !strcmp(dtype, "bfloat16") ? SFT_BF16 : !strcmp(dtype, "float16") ? SFT_F16 : SFT_F32;
     json_decref(k->standard);
     if (sft_exists(sft_path(path, folder, "generation_config.json"))) {
@@ -3136,9 +3167,8 @@ void sft_arch_free(SftArch *a) {
 void sft_resize_vocab(SftArch *a, int64_t tokens, bool allowed) {
     if (tokens <= a->V) return;
     if (!allowed)
-        sft_die(SFT_BAD_INPUT,
-                "the tokenizer has %lld ids and the model's embedding %lld rows: set \"resize_vocab\": true to add rows, "
-                "or use the model's own tokenizer", (long long)tokens, (long long)a->V);
+        sft_die(SFT_BAD_INPUT, "the tokenizer has %lld ids and the model's embedding %lld rows: set \"resize_vocab\": "
+                "true to add rows, or use the model's own tokenizer", (long long)tokens, (long long)a->V);
     a->V = tokens;
     json_object_set_new(a->json, "vocab_size", json_integer(tokens));
 }
@@ -3191,8 +3221,9 @@ void sft_units_open(SftModel *m) {
     const SftArch *a = &m->arch;
     SftArena *mem = m->mem;
     size_t size = sft_type_size(m->type);
-    if (m->trains && mem[SFT_MEM_WEIGHTS].base && (json_number_value(json_object_get(a->json, "resid_pdrop")) > 0 ||
-                                                   json_number_value(json_object_get(a->json, "attention_dropout")) > 0))
+    double residual = json_number_value(json_object_get(a->json, "resid_pdrop"));
+    double attention = json_number_value(json_object_get(a->json, "attention_dropout"));
+    if (m->trains && mem[SFT_MEM_WEIGHTS].base && (residual > 0 || attention > 0))
         sft_note("config.json's dropout is not applied");
     m->units = a->L + 2;
     m->unit = SFT_NEW(SftUnit, m->units);
@@ -3290,9 +3321,10 @@ static void sft__column(float *x, void *p, SftType type, int64_t at, int64_t str
     if (!store && type != SFT_F32) sft_to_f32(x, h, type, n);
 }
 
-/* Rows first .. first+n of a file's tensor of `type`, lying at `file`, from (save) or to the slots of unit u. Threads take
-   16 rows of [out, in] each: these lie one after another in the file, or, transposed, are 16 neighbours in every row. */
-static void sft__exchange(const SftModel *m, const SftUnit *u, const SftHfTensor *t, char *file, SftType type, int64_t first, int64_t n, bool save) {
+/* Rows first .. first+n of a file's tensor of `type`, lying at `file`, from (save) or to the slots of unit u. Threads
+   take 16 rows of [out, in] each: in the file one after another, or, transposed, 16 neighbours in every row. */
+static void sft__exchange(const SftModel *m, const SftUnit *u, const SftHfTensor *t, char *file, SftType type,
+                          int64_t first, int64_t n, bool save) {
     SftType exact_type;
     char *exact = sft__exact(m, u, &exact_type), *copy = save || exact == u->weights ? NULL : (char *)u->weights;
     size_t fs = sft_type_size(type), es = sft_type_size(exact_type), ws = sft_type_size(m->type);
@@ -3332,10 +3364,11 @@ static SftSource sft__source_open(const char *folder) {
         return s;
     }
     if (!sft_exists(sft_path(s.index, folder, "model.safetensors.index.json"))) {
-        if (sft_exists(sft_path(path, folder, "pytorch_model.bin")) || sft_exists(sft_path(path, folder, "pytorch_model.bin.index.json")))
-            sft_die(SFT_BAD_INPUT, "%s has no model.safetensors, only pytorch_model.bin; convert it in Python: from transformers "
-                    "import AutoModelForCausalLM as M; M.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"NEW_FOLDER\") "
-                    "and copy the tokenizer's files there", folder, folder);
+        if (sft_exists(sft_path(path, folder, "pytorch_model.bin")) ||
+            sft_exists(sft_path(path, folder, "pytorch_model.bin.index.json")))
+            sft_die(SFT_BAD_INPUT, "%s has no model.safetensors, only pytorch_model.bin; convert it in Python: "
+                    "from transformers import AutoModelForCausalLM as M; M.from_pretrained(\"%s\", dtype=\"auto\")"
+                    ".save_pretrained(\"NEW_FOLDER\") and copy the tokenizer's files there", folder, folder);
         sft_die(SFT_BAD_INPUT, "%s has no model.safetensors and no model.safetensors.index.json", folder);
     }
     json_t *json = sft_json_file(s.index), *file;
@@ -3346,12 +3379,13 @@ static SftSource sft__source_open(const char *folder) {
     const char *name;
     json_object_foreach(s.map, name, file) { // each entry becomes the number of its file
         const char *shard = json_string_value(file);
-        if (!shard || strchr(shard, '/')) sft_die(SFT_BAD_INPUT, "%s: %s: expected the name of a file beside it", s.index, name);
+        if (!shard || strchr(shard, '/')) sft_die(SFT_BAD_INPUT, "%s: %s: expected a file beside it", s.index, name);
         size_t i = 0;
         sft_path(path, folder, shard);
         while (i < s.files && strcmp(s.file[i].path, path)) i++;
         if (i == s.files) s.file[s.files++] = sft_safetensors_open(path);
-        if (!sft_safetensors_find(&s.file[i], name)) sft_die(SFT_BAD_INPUT, "%s: tensor %s is not in %s", s.index, name, shard);
+        if (!sft_safetensors_find(&s.file[i], name))
+            sft_die(SFT_BAD_INPUT, "%s: tensor %s is not in %s", s.index, name, shard);
         json_object_set_new(s.map, name, json_integer((json_int_t)i));
     }
     return s;
@@ -3380,7 +3414,8 @@ static const SftFileTensor *sft__source_find(SftSource *s, const char *name) {
 static SftType sft__file_type(const SftFileTensor *t) {
     for (SftType type = SFT_F32; type < SFT_TYPES; type = (SftType)(type + 1))
         if (!strcmp(t->dtype, sft__dtypes[type].name)) return type;
-    sft_die(SFT_BAD_INPUT, "tensor %s has dtype %s: expected F32, BF16 or F16; a quantised model must be converted first", t->name, t->dtype);
+    sft_die(SFT_BAD_INPUT, "tensor %s has dtype %s: expected F32, BF16 or F16; a quantised model must be converted "
+                           "first", t->name, t->dtype);
 }
 
 static const char *sft__shape_text(int dims, const int64_t *dim, char out[200]) {
@@ -3407,7 +3442,7 @@ static void sft__mean_rows(SftModel *m, SftUnit *u, SftSlot slot) {
 }
 
 /* A tensor that no slot asked for. Buffers of older versions are known and harmless, and so is a tied head that equals
-   the embedding. Anything else inside a layer would change the result: refused. The rest (heads of other tasks) is named. */
+   the embedding. Anything else inside a layer would change the result: refused. The rest (other heads) is named. */
 static void sft__unexpected(const SftArch *a, SftSource *s, const SftSafetensors *f, const SftFileTensor *t) {
     static const char *harmless[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"};
     char name[256];
@@ -3418,14 +3453,14 @@ static void sft__unexpected(const SftArch *a, SftSource *s, const SftSafetensors
     if (a->tied && !strcmp(t->name, sft_hf_name(a, SFT_SLOT_head_w, 0, name))) {
         const SftFileTensor *wte = sft__source_find(s, sft_hf_name(a, SFT_SLOT_wte, 0, name));
         if (!strcmp(wte->dtype, t->dtype) && wte->bytes == t->bytes && !memcmp(wte->data, t->data, t->bytes)) return;
-        sft_die(SFT_BAD_INPUT, "%s: %s differs from the embedding although \"tie_word_embeddings\" is true: set it to false in "
-                "config.json to use both", f->path, t->name);
+        sft_die(SFT_BAD_INPUT, "%s: %s differs from the embedding although \"tie_word_embeddings\" is true: set it to "
+                "false in config.json to use both", f->path, t->name);
     }
     const char *block = a->learned_positions ? "h." : "layers.", *at = t->name;
     while ((at = strstr(at, block)) && at != t->name && at[-1] != '.') at++;
     if (at && strtoll(at + strlen(block), NULL, 10) < a->L)
-        sft_die(SFT_BAD_INPUT, "%s: tensor %s is not part of a %s model with this config.json; merge adapters and convert quantised "
-                "weights first", f->path, t->name, a->family);
+        sft_die(SFT_BAD_INPUT, "%s: tensor %s is not part of a %s model with this config.json; merge adapters and "
+                "convert quantised weights first", f->path, t->name, a->family);
     sft_note("%s: tensor %s is not used", f->path, t->name);
 }
 
@@ -3450,10 +3485,10 @@ void sft_load_weights(SftModel *m, const char *folder) {
             SftType type = sft__file_type(file);
             if (t->slot[0] == SFT_SLOT_wte) a->source_type = type;
             // Pages are read ahead of their use, and given back after it: a mapped file does not fill the memory.
-            uintptr_t page = (uintptr_t)file->data & ~(uintptr_t)4095, behind = (uintptr_t)file->data + file->bytes - page;
-            madvise((void *)page, behind + (16 << 20), MADV_WILLNEED);
+            uintptr_t page = (uintptr_t)file->data & ~(uintptr_t)4095, n = (uintptr_t)file->data + file->bytes - page;
+            madvise((void *)page, n + (16 << 20), MADV_WILLNEED);
             sft__exchange(m, &m->unit[i], t, (char *)file->data, type, 0, shape[0], false);
-            madvise((void *)page, behind & ~(uintptr_t)4095, MADV_DONTNEED);
+            madvise((void *)page, n & ~(uintptr_t)4095, MADV_DONTNEED);
             if (vocab && a->V > a->V_source) sft__mean_rows(m, &m->unit[i], t->slot[0]);
         }
     for (size_t i = 0; i < s.files; i++)
@@ -3462,8 +3497,8 @@ void sft_load_weights(SftModel *m, const char *folder) {
     sft__source_close(&s);
 }
 
-/* Random weights, each tensor by its own key: normal(0, init_std) by the method of Box and Muller (1958), which makes two
-   normal numbers of two uniform ones; what is added to the residual stream starts smaller, as in GPT-2. */
+/* Random weights, each tensor by its own key: normal(0, init_std) by the method of Box and Muller (1958), which makes
+   two normal numbers of two uniform ones; what is added to the residual stream starts smaller, as in GPT-2. */
 void sft_init_weights(SftModel *m, uint64_t seed) {
     const double turn = 2 * 3.14159265358979323846 * 0x1p-32;
     for (int64_t i = 0; i < m->units; i++)
@@ -3490,11 +3525,11 @@ void sft_init_weights(SftModel *m, uint64_t seed) {
 }
 
 // Saving: the tensors of the files in the order of units, where each comes from, and the first one of the file at hand.
-typedef struct { const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit; int64_t first; } SftSave;
+typedef struct { const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit; int64_t at; } SftSave;
 
 static void sft__save_rows(void *arg, int64_t i, int64_t first, int64_t n, void *out) {
     const SftSave *s = (const SftSave *)arg;
-    sft__exchange(s->m, s->unit[s->first + i], s->from[s->first + i], (char *)out, s->type, first, n, true);
+    sft__exchange(s->m, s->unit[s->at + i], s->from[s->at + i], (char *)out, s->type, first, n, true);
 }
 
 void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes) {
@@ -3510,7 +3545,7 @@ void sft_save_weights(const SftModel *m, const char *folder, SftType type, doubl
             int64_t rows, cols;
             if (!sft__file_shape(&m->arch, t, m->unit[i].kind, &rows, &cols)) continue;
             s.from[n] = t, s.unit[n] = &m->unit[i];
-            file[n] = (SftFileTensor){.name = sft_format("%s", sft__hf_name(t, i - 1, name)), .dtype = sft__dtypes[type].name};
+            file[n] = (SftFileTensor){.name = strdup(sft__hf_name(t, i - 1, name)), .dtype = sft__dtypes[type].name};
             file[n].dims = sft_slot(&m->arch, t->slot[0]).decay ? 2 : 1;
             file[n].dim[0] = t->transposed ? cols : rows, file[n].dim[1] = t->transposed ? rows : cols;
             int64_t bytes = sft__tensor_bytes(&file[n]);
@@ -3520,9 +3555,11 @@ void sft_save_weights(const SftModel *m, const char *folder, SftType type, doubl
     start[shards] = n;
     json_t *metadata = json_pack("{s:s}", "format", "pt"), *map = json_object();
     for (int64_t k = 0; k < shards; k++) {
-        snprintf(name, sizeof name, shards > 1 ? "model-%05d-of-%05d.safetensors" : "model.safetensors", (int)k + 1, (int)shards);
-        s.first = start[k];
-        sft_safetensors_write(sft_path(path, folder, name), file + start[k], start[k + 1] - start[k], metadata, sft__save_rows, &s);
+        snprintf(name, sizeof name, shards > 1 ? "model-%05d-of-%05d.safetensors" : "model.safetensors", (int)k + 1,
+                 (int)shards);
+        s.at = start[k];
+        sft_path(path, folder, name);
+        sft_safetensors_write(path, file + start[k], start[k + 1] - start[k], metadata, sft__save_rows, &s);
         for (int64_t i = start[k]; i < start[k + 1]; i++) json_object_set_new(map, file[i].name, json_string(name));
     }
     json_t *index = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
@@ -3564,6 +3601,9 @@ static inline int64_t sft__round_up(int64_t n, int64_t to) { return (n + to - 1)
 static inline int64_t sft__width(SftTensor t) { return t.dim[1] * t.dim[2]; } // elements of a row
 static inline char *sft__at(SftTensor t, int64_t i) { return (char *)t.data + (size_t)i * (t.type == SFT_F32 ? 4 : 2); }
 
+// A piece of the workspace.
+static float *sft__floats(SftCtx *c, int64_t n) { return (float *)sft_take(c->work, (size_t)n * sizeof(float)); }
+
 // Elements at .. at+n as floats: where they lie if they are fp32, else widened into buf[n].
 SFT__INLINE const float *sft__widen(float *buf, SftTensor t, int64_t at, int64_t n) {
     if (t.type == SFT_F32) return (const float *)t.data + at;
@@ -3571,15 +3611,17 @@ SFT__INLINE const float *sft__widen(float *buf, SftTensor t, int64_t at, int64_t
     return buf;
 }
 // Where to compute elements at .. at+n: in their place if they are fp32, else in buf; sft__round then rounds them.
-SFT__INLINE float *sft__place(float *buf, SftTensor t, int64_t at) { return t.type == SFT_F32 ? (float *)t.data + at : buf; }
+SFT__INLINE float *sft__place(float *buf, SftTensor t, int64_t at) {
+    return t.type == SFT_F32 ? (float *)t.data + at : buf;
+}
 SFT__INLINE void sft__round(SftTensor t, int64_t at, const float *x, int64_t n) {
     if (t.type != SFT_F32) sft_from_f32(sft__at(t, at), t.type, x, n);
     else if ((const float *)t.data + at != x) memcpy((float *)t.data + at, x, (size_t)n * 4);
 }
 // [5.2] matmul ---------------------------------------------------------------------------------------------------
 /* out(i,j) = sum over k of a(i,k) b(j,k), in three layers.
-   The register tile: MR x NR sums live in vector registers while k runs; per k it reads MR + NR numbers and does MR * NR
-   multiply-adds. It reads them from packed strips, MR rows of a (NR of b) side by side: strip[k][row], so that every
+   The register tile: MR x NR sums live in vector registers while k runs; per k it reads MR + NR numbers and does MR *
+   NR multiply-adds. It reads them from packed strips, MR rows of a (NR of b) side by side: strip[k][row], so that every
    load is the next one in memory, whatever the strides and the type of the operand were.
    The block: strips of up to SFT__ROW_BLOCK rows of a and SFT__COL_BLOCK of b, SFT__DEPTH deep, are packed once by all
    threads together, then threads take squares of SFT__SQUARE x SFT__SQUARE outputs from a common heap. Each strip is
@@ -3753,7 +3795,8 @@ SFT__INLINE void sft__finish_n(const SftGemm *g, float *tile, int64_t i0, int64_
         int64_t at = (i0 + i) * g->N + j0;
         if (bias) for (int64_t j = 0; j < n; j++) z[j] += bias[j];
         if (g->pre.data && !g->backward) sft__round(g->pre, at, z, n);
-        if (g->act != SFT_LINEAR) sft__activate(z, g->backward ? sft__widen(buf, g->pre, at, n) : z, n, g->act, g->backward);
+        if (g->act != SFT_LINEAR)
+            sft__activate(z, g->backward ? sft__widen(buf, g->pre, at, n) : z, n, g->act, g->backward);
         if (g->residual.data) {
             const float *r = sft__widen(buf, g->residual, at, n);
             for (int64_t j = 0; j < n; j++) z[j] += r[j];
@@ -3793,10 +3836,10 @@ static void sft__gemm(SftCtx *c, const SftGemm *g) {
     const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 16);      // of about the same size
     const int64_t mb = SFT_MIN(sft__round_up(g->M, SFT__MR), SFT__ROW_BLOCK / SFT__MR * SFT__MR);
     const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
-    const int64_t strip = SFT_MIN(g->K, most) * 4; // bytes of a row of a strip, at most
+    const int64_t strip = SFT_MIN(g->K, most); // slots of a row of a strip, at most
     size_t mark = c->work->used;
-    float *a = (float *)sft_take(c->work, (size_t)(mb * strip)), *b = (float *)sft_take(c->work, (size_t)(sft__threads() * SFT__NR * strip));
-    float *sums = (float *)sft_take(c->work, (size_t)(mb * nb) * 4), *part = depths > 1 ? sums : NULL; // one plan for all K
+    float *a = sft__floats(c, mb * strip), *b = sft__floats(c, sft__threads() * SFT__NR * strip);
+    float *sums = sft__floats(c, mb * nb), *part = depths > 1 ? sums : NULL; // one plan for all K
     sft_give_back(c->work, mark);
     if (sft_planning(c) || g->M * g->N == 0) return;
 #pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)
@@ -3804,15 +3847,16 @@ static void sft__gemm(SftCtx *c, const SftGemm *g) {
         for (int64_t jb = 0; jb < g->N; jb += nb)
             for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
                 const int64_t kc = SFT_MIN(depth, g->K - k0);
-                const SftGemmStep s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc, pairs ? (kc + 1) / 2 : kc, a, part, pairs};
+                const SftGemmStep s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc,
+                                       pairs ? (kc + 1) / 2 : kc, a, part, pairs};
                 if (jb == 0 || part) { // a's strips serve every block of columns
 #pragma omp for schedule(dynamic)
                     for (int64_t i = 0; i < s.mb; i += SFT__MR)
-                        sft__pack(a + i * s.slots, SFT__MR, g->a, ib + i, (int)SFT_MIN(SFT__MR, s.mb - i), k0, kc, pairs);
+                        sft__pack(a + i * s.slots, SFT__MR, g->a, ib + i, SFT_MIN(SFT__MR, s.mb - i), k0, kc, pairs);
                 }
 #pragma omp for schedule(dynamic)
                 for (int64_t j = 0; j < s.nb; j += SFT__NR)
-                    sft__gemm_columns(g, &s, b + sft__thread() * SFT__NR * strip / 4, jb + j, SFT_MIN(SFT__NR, s.nb - j));
+                    sft__gemm_columns(g, &s, b + sft__thread() * SFT__NR * strip, jb + j, SFT_MIN(SFT__NR, s.nb - j));
             }
 }
 
@@ -3823,7 +3867,8 @@ SFT__INLINE float sft__dot(const float *x, const float *y, int64_t n) {
     int64_t i = 0;
     for (; i + 4 * SFT__VL <= n; i += 4 * SFT__VL)
 #pragma GCC unroll 4
-        for (int q = 0; q < 4; q++) s[q] += *(const SftVecAt *)(x + i + q * SFT__VL) * *(const SftVecAt *)(y + i + q * SFT__VL);
+        for (int q = 0; q < 4; q++)
+            s[q] += *(const SftVecAt *)(x + i + q * SFT__VL) * *(const SftVecAt *)(y + i + q * SFT__VL);
     s[0] = (s[0] + s[1]) + (s[2] + s[3]);
     float sum = 0;
     for (int q = 0; q < SFT__VL; q++) sum += s[0][q];
@@ -3849,22 +3894,26 @@ static void sft__matmul_few(const SftGemm *g) {
     }
 }
 
-static void sft__matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias, SftTensor residual, SftAct act) {
+static void sft__matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias,
+                                SftTensor residual, SftAct act) {
     int64_t N = y.dim[0], O = w.dim[0], I = sft__width(w);
     SftGemm g = {{x.data, x.type, I, 1}, {w.data, w.type, I, 1}, N, O, I, y, pre, bias, residual, act, false};
     if (N > SFT__FEW || sft_planning(c)) sft__gemm(c, &g);
     else if (N > 0) sft__matmul_few(&g);
 }
 
-static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act, bool add) {
+static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act,
+                                   bool add) {
     int64_t N = dx.dim[0], O = w.dim[0], I = sft__width(w);
-    SftGemm g = {{dy.data, dy.type, O, 1}, {w.data, w.type, 1, I}, N, I, O, dx, pre, SFT_NONE, add ? dx : SFT_NONE, act, true};
+    SftTensor sum = add ? dx : SFT_NONE;
+    SftGemm g = {{dy.data, dy.type, O, 1}, {w.data, w.type, 1, I}, N, I, O, dx, pre, SFT_NONE, sum, act, true};
     sft__gemm(c, &g);
 }
 
 static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x) {
     int64_t N = dy.dim[0], O = dw.dim[0], I = sft__width(dw);
-    SftGemm g = {{dy.data, dy.type, 1, O}, {x.data, x.type, 1, I}, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR, true};
+    SftGemm g = {{dy.data, dy.type, 1, O}, {x.data, x.type, 1, I}, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR,
+                 true};
     if (sft_planning(c) || N > 0) sft__gemm(c, &g);
     if (sft_planning(c) || !dbias.data) return;
 #pragma omp parallel for schedule(static) if (N * O > SFT__SMALL)
@@ -3884,7 +3933,8 @@ static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, Sft
 }
 
 // [5.3] embedding, rows ------------------------------------------------------------------------------------------
-static void sft__embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTensor wpe, const int32_t *ids, const int32_t *pos) {
+static void sft__embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTensor wpe, const int32_t *ids,
+                                   const int32_t *pos) {
     int64_t N = x.dim[0], C = sft__width(x);
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
@@ -3901,7 +3951,8 @@ static void sft__embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTen
 }
 
 // Tokens may share a row of dwte: a thread owns columns, not tokens, and adds to them in the order of the tokens.
-static void sft__embedding_backward(SftCtx *c, SftTensor dwte, SftTensor dwpe, SftTensor dx, const int32_t *ids, const int32_t *pos) {
+static void sft__embedding_backward(SftCtx *c, SftTensor dwte, SftTensor dwpe, SftTensor dx, const int32_t *ids,
+                                    const int32_t *pos) {
     int64_t N = dx.dim[0], C = sft__width(dx);
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
@@ -3918,10 +3969,10 @@ static void sft__embedding_backward(SftCtx *c, SftTensor dwte, SftTensor dwpe, S
 }
 
 static void sft__gather_rows(SftCtx *c, SftTensor y, SftTensor x, const int32_t *index) {
-    int64_t N = y.dim[0];
-    size_t row = (size_t)sft__width(y) * sft_type_size(y.type);
+    int64_t N = y.dim[0], C = sft__width(y);
+    size_t row = (size_t)C * sft_type_size(y.type);
     if (sft_planning(c)) return;
-    for (int64_t i = 0; i < N; i++) memcpy((char *)y.data + (size_t)i * row, (const char *)x.data + (size_t)index[i] * row, row);
+    for (int64_t i = 0; i < N; i++) memcpy(sft__at(y, i * C), sft__at(x, index[i] * C), row);
 }
 
 static void sft__zero(SftCtx *c, SftTensor x) {
@@ -3932,11 +3983,11 @@ static void sft__zero(SftCtx *c, SftTensor x) {
 }
 
 static void sft__scatter_rows(SftCtx *c, SftTensor dx, SftTensor dy, const int32_t *index) {
-    int64_t N = dy.dim[0];
-    size_t row = (size_t)sft__width(dy) * sft_type_size(dy.type);
+    int64_t N = dy.dim[0], C = sft__width(dy);
+    size_t row = (size_t)C * sft_type_size(dy.type);
     sft__zero(c, dx);
     if (sft_planning(c)) return;
-    for (int64_t i = 0; i < N; i++) memcpy((char *)dx.data + (size_t)index[i] * row, (const char *)dy.data + (size_t)i * row, row);
+    for (int64_t i = 0; i < N; i++) memcpy(sft__at(dx, index[i] * C), sft__at(dy, i * C), row);
 }
 
 static void sft__convert(SftCtx *c, SftTensor y, SftTensor x) {
@@ -3951,13 +4002,14 @@ static void sft__convert(SftCtx *c, SftTensor y, SftTensor x) {
 }
 
 // [5.4] norms ----------------------------------------------------------------------------------------------------
-/* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) are one computation: with u = (x - mean) * rstd,
+/* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) are one computation: with u = (x - mean) rstd,
    y = u w + b; RMSNorm has mean = 0 and no b. Backward, with g = dy w:
    dx = rstd (g - average(g) - u average(g u)), where RMSNorm has no average(g), for its mean does not depend on x. */
-static void sft__norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps, bool centred) {
+static void sft__norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps,
+                              bool centred) {
     int64_t C = sft_size(w), rows = C ? sft_size(x) / C : 0, threads = sft__threads();
     size_t mark = c->work->used;
-    float *work = (float *)sft_take(c->work, (size_t)((2 * threads + 2) * C) * 4);
+    float *work = sft__floats(c, (2 * threads + 2) * C);
     sft_give_back(c->work, mark);
     if (sft_planning(c)) return;
     const float *wf = sft__widen(work, w, 0, C), *bf = b.data ? sft__widen(work + C, b, 0, C) : NULL;
@@ -3981,7 +4033,8 @@ static void sft__norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor 
         *s = rstd;
     }
 }
-static void sft__layernorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps) {
+static void sft__layernorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b,
+                                   float eps) {
     sft__norm_forward(c, y, stat, x, w, b, eps, true);
 }
 static void sft__rmsnorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, float eps) {
@@ -3990,12 +4043,14 @@ static void sft__rmsnorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTens
 
 // dw and db are sums over rows: over each of at most 64 blocks of rows, then over the blocks, in order.
 enum { SFT__NORM_BLOCKS = 64, SFT__NORM_ROWS = 16 };
-static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat, bool centred) {
+static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy,
+                               SftTensor x, SftTensor w, SftTensor stat, bool centred) {
     int64_t C = sft_size(w), rows = C ? sft_size(dy) / C : 0, threads = sft__threads();
-    int64_t step = SFT_MAX(SFT__NORM_ROWS, (rows + SFT__NORM_BLOCKS - 1) / SFT__NORM_BLOCKS), blocks = (rows + step - 1) / step;
-    int64_t most = SFT_MIN(SFT__NORM_BLOCKS, (rows + SFT__NORM_ROWS - 1) / SFT__NORM_ROWS); // blocks, but growing with rows
+    int64_t step = SFT_MAX(SFT__NORM_ROWS, (rows + SFT__NORM_BLOCKS - 1) / SFT__NORM_BLOCKS);
+    int64_t blocks = (rows + step - 1) / step;
+    int64_t most = SFT_MIN(SFT__NORM_BLOCKS, (rows + SFT__NORM_ROWS - 1) / SFT__NORM_ROWS); // blocks, but it only grows
     size_t mark = c->work->used;
-    float *work = (float *)sft_take(c->work, (size_t)((2 * most + 4 * threads + 1) * C) * 4), *bufs = work + 2 * most * C;
+    float *work = sft__floats(c, (2 * most + 4 * threads + 1) * C), *bufs = work + 2 * most * C;
     sft_give_back(c->work, mark);
     if (sft_planning(c)) return;
     const float *wf = sft__widen(bufs + 4 * threads * C, w, 0, C);
@@ -4004,7 +4059,8 @@ static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor 
         float *pw = work + 2 * block * C, *pb = pw + C, *buf = bufs + 4 * sft__thread() * C;
         memset(pw, 0, (size_t)(2 * C) * 4);
         for (int64_t i = block * step; i < SFT_MIN(rows, (block + 1) * step); i++) {
-            const float *xi = sft__widen(buf, x, i * C, C), *dyi = sft__widen(buf + C, dy, i * C, C), *s = (const float *)stat.data + (centred ? 2 * i : i);
+            const float *xi = sft__widen(buf, x, i * C, C), *dyi = sft__widen(buf + C, dy, i * C, C);
+            const float *s = (const float *)stat.data + (centred ? 2 * i : i);
             float mean = centred ? *s++ : 0, rstd = *s, g1 = 0, g2 = 0;
 #pragma omp simd reduction(+ : g1, g2)
             for (int64_t j = 0; j < C; j++) {
@@ -4016,7 +4072,8 @@ static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor 
             float *out = sft__place(buf + 2 * C, dx, i * C);
             if (dres.data) {
                 const float *r = sft__widen(buf + 3 * C, dres, i * C, C);
-                for (int64_t j = 0; j < C; j++) out[j] = r[j] + rstd * (dyi[j] * wf[j] - g1 - (xi[j] - mean) * rstd * g2);
+                for (int64_t j = 0; j < C; j++)
+                    out[j] = r[j] + rstd * (dyi[j] * wf[j] - g1 - (xi[j] - mean) * rstd * g2);
             } else {
                 for (int64_t j = 0; j < C; j++) out[j] = rstd * (dyi[j] * wf[j] - g1 - (xi[j] - mean) * rstd * g2);
             }
@@ -4029,18 +4086,20 @@ static void sft__norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor 
         if (db.data) for (int64_t j = 0; j < C; j++) ((float *)db.data)[j] += pb[j];
     }
 }
-static void sft__layernorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat) {
+static void sft__layernorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy,
+                                    SftTensor x, SftTensor w, SftTensor stat) {
     sft__norm_backward(c, dx, dw, db, dres, dy, x, w, stat, true);
 }
-static void sft__rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat) {
+static void sft__rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, SftTensor dy, SftTensor x,
+                                  SftTensor w, SftTensor stat) {
     sft__norm_backward(c, dx, dw, SFT_NONE, dres, dy, x, w, stat, false);
 }
 
 // [5.5] rotary positions -----------------------------------------------------------------------------------------
-/* Rotary embedding (Su et al. 2021): numbers j and j + D/2 of a head are a point that is turned by pos * inv[j], inv[j] =
-   theta^(-2j/D). Scalings stretch the slow turns of longer texts: linear (all by 1/factor), dynamic (theta grows with the
-   document), llama3 (by wavelength, a ramp between two bounds), yarn (Peng et al. 2023: the same by number of turns).
-   Frequencies are rounded to fp32, as in transformers: at position 8000 that rounding is worth 5e-4 in the angle. */
+/* Rotary embedding (Su et al. 2021): numbers j and j + D/2 of a head are a point that is turned by pos * inv[j], inv[j]
+   = theta^(-2j/D). Scalings stretch the slow turns of longer texts: linear (all by 1/factor), dynamic (theta grows with
+   the document), llama3 (by wavelength, a ramp between two bounds), yarn (Peng et al. 2023: the same by number of
+   turns). Frequencies are rounded to fp32, as in transformers: at position 8000 this turns the angle by 5e-4. */
 static float sft__rope_frequencies(float *inv, const SftArch *a, int64_t length) {
     double D = (double)a->D, f = a->rope_factor, theta = a->rope_theta;
     if (a->rope == SFT_ROPE_DYNAMIC) {
@@ -4072,7 +4131,8 @@ static float sft__rope_frequencies(float *inv, const SftArch *a, int64_t length)
     return a->rope_attention > 0 ? (float)a->rope_attention : f > 1 ? (float)(0.1 * log(f) + 1) : 1;
 }
 
-static void sft__rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin, const int32_t *end) {
+static void sft__rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin,
+                            const int32_t *end) {
     int64_t N = table.dim[0], half = a->D / 2;
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(static) if (N * half > 1024)
@@ -4080,8 +4140,9 @@ static void sft__rope_table(SftCtx *c, SftTensor table, const SftArch *a, const 
         float inv[256], factor = 0;
         int64_t length = -1;
         for (int64_t i = i0; i < SFT_MIN(i0 + 64, N); i++) {
-            if (length < 0 || (a->rope == SFT_ROPE_DYNAMIC && length != end[i] - begin[i])) factor = sft__rope_frequencies(inv, a, end[i] - begin[i]);
-            length = end[i] - begin[i];
+            const int64_t n = end[i] - begin[i];
+            if (length < 0 || (a->rope == SFT_ROPE_DYNAMIC && length != n)) factor = sft__rope_frequencies(inv, a, n);
+            length = n;
             float *cosine = (float *)table.data + i * a->D, *sine = cosine + half;
             for (int64_t j = 0; j < half; j++) {
                 float angle = (float)pos[i] * inv[j];
@@ -4112,14 +4173,15 @@ static void sft__rope_backward(SftCtx *c, SftTensor dx, SftTensor table) { sft__
 
 // [5.6] attention ------------------------------------------------------------------------------------------------
 /* softmax(scale q k^T) v without the T x T matrix (Milakov, Gimelshein 2018; Dao et al. 2022), on the register tile.
-   A task is a head and a block of queries. Its queries stand side by side in strips of NR lanes, keys run down the rows:
-   the scores of 64 keys are S[key][query] = k q^T. So the softmax over keys never crosses lanes (maximum, exponential,
-   sum and masks are vector code), and S already is the packed strip that the second product v^T S wants: nothing is
-   moved between the two. Outputs accumulate as O[d][query] and are turned round once, at the end.
+   A task is a head and a block of queries. Its queries stand side by side in strips of NR lanes, keys run down the
+   rows: the scores of 64 keys are S[key][query] = k q^T. So the softmax over keys never crosses lanes (maximum,
+   exponential, sum and masks are vector code), and S already is the packed strip that the second product v^T S wants:
+   nothing is moved between the two. Outputs accumulate as O[d][query] and are turned round once, at the end.
    Backward recomputes S from lse, twice: once per block of queries for dq, once per block of keys for dk and dv (7
    products instead of 5). In return every output has one owner, and the order of its sum is fixed.
-     P = exp(scale s - lse);  dv = P^T dy;  dP = dy v^T;  dS = scale P (dP - delta), delta = dy . y;  dq = dS k;  dk = dS^T q
-   Rows that no lane of a strip may see are skipped in steps of MR: other documents cost nothing, the causal mask little. */
+     P = exp(scale s - lse);  dv = P^T dy;  dP = dy v^T;  delta = dy . y;
+     dS = scale P (dP - delta);  dq = dS k;  dk = dS^T q
+   Rows no lane of a strip may see are skipped in steps of MR: other documents cost nothing, the causal mask little. */
 enum { SFT__QUERIES = 128, SFT__KEYS = 64 / SFT__MR * SFT__MR };
 
 typedef struct { // what all tasks of one call share
@@ -4138,15 +4200,15 @@ static inline int64_t sft__key_low(const SftAttention *t, int64_t i) {
 }
 
 // Head h of a tensor as an operand: rows are tokens.
-static inline SftMat sft__head(SftTensor t, int64_t h) { return (SftMat){sft__at(t, h * t.dim[2]), t.type, sft__width(t), 1}; }
+static SftMat sft__head(SftTensor t, int64_t h) { return (SftMat){sft__at(t, h * t.dim[2]), t.type, sft__width(t), 1}; }
 // n tokens from `first` on as strips of W tokens, D deep, or as strips of MR numbers of the head, n deep.
 static void sft__pack_lanes(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i += SFT__NR)
-        sft__pack(dst + i * t.dim[2], SFT__NR, sft__head(t, h), first + i, (int)SFT_MIN(SFT__NR, n - i), 0, t.dim[2], false);
+        sft__pack(dst + i * t.dim[2], SFT__NR, sft__head(t, h), first + i, SFT_MIN(SFT__NR, n - i), 0, t.dim[2], false);
 }
 static void sft__pack_tokens(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i += SFT__MR)
-        sft__pack(dst + i * t.dim[2], SFT__MR, sft__head(t, h), first + i, (int)SFT_MIN(SFT__MR, n - i), 0, t.dim[2], false);
+        sft__pack(dst + i * t.dim[2], SFT__MR, sft__head(t, h), first + i, SFT_MIN(SFT__MR, n - i), 0, t.dim[2], false);
 }
 static void sft__pack_turned(float *dst, SftTensor t, int64_t h, int64_t first, int64_t n) {
     const int64_t D = t.dim[2], whole = D / SFT__MR * SFT__MR;
@@ -4159,9 +4221,9 @@ static void sft__pack_turned(float *dst, SftTensor t, int64_t h, int64_t first, 
     }
 }
 
-// out[rows][NR] (+)= a b: a in strips of MR rows that are `strip` numbers long, b one strip, `depth` deep.
-static void sft__lanes(float *out, const float *a, int64_t strip, const float *b, int64_t rows, int64_t depth, bool add) {
-    for (int64_t r = 0; r < rows; r += SFT__MR) sft__tile(out + r * SFT__NR, a + r / SFT__MR * strip, b, depth, false, add);
+// out[rows][NR] (+)= a b: a in strips of MR rows that are `strip` numbers long, b one strip, `n` deep.
+static void sft__lanes(float *out, const float *a, int64_t strip, const float *b, int64_t rows, int64_t n, bool add) {
+    for (int64_t r = 0; r < rows; r += SFT__MR) sft__tile(out + r * SFT__NR, a + r / SFT__MR * strip, b, n, false, add);
 }
 
 // Writes lanes 0 .. n of o[D][NR] to tokens first .. first+n of head h.
@@ -4171,7 +4233,8 @@ static void sft__unpack_lanes(SftTensor out, int64_t h, int64_t first, int64_t n
     for (int64_t d = 0; d < D; d += SFT__NR) {
         int64_t wide = SFT_MIN(SFT__NR, D - d);
         sft__pack(turned, SFT__NR, (SftMat){o, SFT_F32, SFT__NR, 1}, d, (int)wide, 0, SFT__NR, false);
-        for (int64_t i = 0; i < n; i++) sft__round(out, (first + i) * sft__width(out) + h * D + d, turned + i * SFT__NR, wide);
+        for (int64_t i = 0; i < n; i++)
+            sft__round(out, (first + i) * sft__width(out) + h * D + d, turned + i * SFT__NR, wide);
     }
 }
 
@@ -4205,7 +4268,8 @@ static void sft__softmax_step(float *s, int64_t rows, int64_t key, float scale, 
 
 static void sft__attend(const SftAttention *t, SftTensor y, SftTensor lse, int64_t h, int64_t q0, float *work) {
     const int64_t n = SFT_MIN(SFT__QUERIES, t->N - q0), kh = h / (t->H / t->K), D = t->D;
-    float *q = work, *k = q + SFT__QUERIES * D, *v = k + SFT__KEYS * D, *s = v + SFT__KEYS * t->Dp, *o = s + SFT__KEYS * SFT__NR;
+    float *q = work, *k = q + SFT__QUERIES * D, *v = k + SFT__KEYS * D;
+    float *s = v + SFT__KEYS * t->Dp, *o = s + SFT__KEYS * SFT__NR;
     SftSoftmax strip[SFT__QUERIES / SFT__NR];
     sft__pack_lanes(q, t->q, h, q0, n);
     memset(o, 0, (size_t)(SFT__QUERIES * t->Dp) * 4);
@@ -4223,7 +4287,8 @@ static void sft__attend(const SftAttention *t, SftTensor y, SftTensor lse, int64
         sft__pack_turned(v, t->v, kh, k0, nk);
         for (int64_t i = 0; i < n; i += SFT__NR) {
             SftSoftmax *x = &strip[i / SFT__NR];
-            int64_t a = SFT_MAX(x->low[0] - k0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(sft__key_high(t, q0 + SFT_MIN(i + SFT__NR, n) - 1) + 1 - k0, nk);
+            const int64_t end = sft__key_high(t, q0 + SFT_MIN(i + SFT__NR, n) - 1) + 1; // of the keys the strip sees
+            int64_t a = SFT_MAX(x->low[0] - k0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(end - k0, nk);
             if (a >= b) continue;
             sft__lanes(s, k + a * D, SFT__MR * D, q + i * D, b - a, D, false);
             sft__softmax_step(s, b - a, k0 + a, t->scale, x, o + i * t->Dp, t->Dp);
@@ -4233,10 +4298,11 @@ static void sft__attend(const SftAttention *t, SftTensor y, SftTensor lse, int64
     for (int64_t i = 0; i < n; i += SFT__NR) {
         const SftSoftmax *x = &strip[i / SFT__NR];
         float inverse[SFT__NR], *oi = o + i * t->Dp;
-        for (int j = 0; j < SFT__NR; j++) inverse[j] = x->sum[j] > 0 ? 1.0f / x->sum[j] : x->sum[j] == 0 ? 0 : x->sum[j];
+        for (int j = 0; j < SFT__NR; j++) inverse[j] = x->sum[j] > 0 ? 1 / x->sum[j] : x->sum[j] == 0 ? 0 : x->sum[j];
         for (int64_t d = 0; d < D; d++)
             for (int j = 0; j < SFT__NR; j++) oi[d * SFT__NR + j] *= inverse[j];
-        for (int64_t j = 0; j < SFT_MIN(SFT__NR, n - i); j++) ((float *)lse.data)[(q0 + i + j) * t->H + h] = x->most[j] + logf(x->sum[j]);
+        float *out = (float *)lse.data + (q0 + i) * t->H + h;
+        for (int64_t j = 0; j < SFT_MIN(SFT__NR, n - i); j++) out[j * t->H] = x->most[j] + logf(x->sum[j]);
         sft__unpack_lanes(y, h, q0 + i, SFT_MIN(SFT__NR, n - i), oi);
     }
 }
@@ -4244,23 +4310,27 @@ static void sft__attend(const SftAttention *t, SftTensor y, SftTensor lse, int64
 // Floats of a thread's workspace: `lanes` strips [D][128], `sums` accumulators [Dp][128], the rest tiles of 64 keys.
 static int64_t sft__attention_work(int64_t D, int lanes, int sums, int tiles) {
     int64_t Dp = sft__round_up(D, SFT__MR);
-    return sft__round_up(SFT__QUERIES * (lanes * D + sums * Dp) + tiles * SFT__KEYS * Dp + 2 * SFT__KEYS * SFT__NR + 2 * SFT__KEYS, 16);
+    int64_t blocks = SFT__QUERIES * (lanes * D + sums * Dp), keys = SFT__KEYS * (tiles * Dp + 2 * SFT__NR + 2);
+    return sft__round_up(blocks + keys, 16);
 }
 
-static void sft__attention_forward(SftCtx *c, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v, const int32_t *begin, float scale, int64_t window) {
+static void sft__attention_forward(SftCtx *c, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v,
+                                   const int32_t *begin, float scale, int64_t window) {
     const int64_t each = sft__attention_work(q.dim[2], 1, 1, 2);
     size_t mark = c->work->used;
-    float *work = (float *)sft_take(c->work, (size_t)(each * sft__threads()) * 4);
+    float *work = sft__floats(c, each * sft__threads());
     sft_give_back(c->work, mark);
     if (sft_planning(c)) return;
-    const SftAttention t = {q, k, v, SFT_NONE, q.dim[0], k.dim[0], q.dim[1], k.dim[1], q.dim[2], sft__round_up(q.dim[2], SFT__MR), begin, NULL, scale, window};
+    const SftAttention t = {q, k, v, SFT_NONE, q.dim[0], k.dim[0], q.dim[1], k.dim[1], q.dim[2],
+                            sft__round_up(q.dim[2], SFT__MR), begin, NULL, scale, window};
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < t.N; i += SFT__QUERIES)
         for (int64_t h = 0; h < t.H; h++) sft__attend(&t, y, lse, h, i, work + each * sft__thread());
 }
 
 // dq of a block of queries: lanes are queries, rows are keys.
-static void sft__attend_dq(const SftAttention *t, SftTensor dq, const float *lse, const float *delta, int64_t h, int64_t q0, float *work) {
+static void sft__attend_dq(const SftAttention *t, SftTensor dq, const float *lse, const float *delta, int64_t h,
+                           int64_t q0, float *work) {
     const int64_t n = SFT_MIN(SFT__QUERIES, t->N - q0), kh = h / (t->H / t->K), D = t->D, last = q0 + n;
     float *q = work, *dy = q + SFT__QUERIES * D, *o = dy + SFT__QUERIES * D, *k = o + SFT__QUERIES * t->Dp;
     float *v = k + SFT__KEYS * D, *kt = v + SFT__KEYS * D, *s = kt + SFT__KEYS * t->Dp, *dp = s + SFT__KEYS * SFT__NR;
@@ -4274,14 +4344,15 @@ static void sft__attend_dq(const SftAttention *t, SftTensor dq, const float *lse
         sft__pack_turned(kt, t->k, kh, k0, nk);
         for (int64_t i = 0; i < n; i += SFT__NR) {
             const int64_t lanes = SFT_MIN(SFT__NR, n - i);
-            int64_t a = SFT_MAX(sft__key_low(t, q0 + i) - k0, 0) / SFT__MR * SFT__MR, b = SFT_MIN(q0 + i + lanes - k0, nk);
+            int64_t a = SFT_MAX(sft__key_low(t, q0 + i) - k0, 0) / SFT__MR * SFT__MR;
+            int64_t b = SFT_MIN(q0 + i + lanes - k0, nk);
             if (a >= b) continue;
             float L[SFT__NR] = {0}, delta_of[SFT__NR] = {0};
             int32_t low[SFT__NR], high[SFT__NR];
             for (int64_t j = 0; j < SFT__NR; j++) {
-                const int64_t at = (q0 + i + j) * t->H + h;
-                low[j] = 1, high[j] = 0;
-                if (j < lanes) L[j] = lse[at], delta_of[j] = delta[at], low[j] = (int32_t)sft__key_low(t, q0 + i + j), high[j] = (int32_t)(q0 + i + j);
+                const int64_t at = q0 + i + j, row = at * t->H + h;
+                if (j < lanes) L[j] = lse[row], delta_of[j] = delta[row];
+                low[j] = j < lanes ? (int32_t)sft__key_low(t, at) : 1, high[j] = j < lanes ? (int32_t)at : 0;
             }
             sft__lanes(s, k + a * D, SFT__MR * D, q + i * D, b - a, D, false);
             sft__lanes(dp, v + a * D, SFT__MR * D, dy + i * D, b - a, D, false);
@@ -4300,10 +4371,12 @@ static void sft__attend_dq(const SftAttention *t, SftTensor dq, const float *lse
 }
 
 // dk, dv of a block of keys: lanes are keys, rows are the queries of every head that shares the key head.
-static void sft__attend_dkv(const SftAttention *t, SftTensor dk, SftTensor dv, const float *lse, const float *delta, int64_t kh, int64_t k0, float *work) {
+static void sft__attend_dkv(const SftAttention *t, SftTensor dk, SftTensor dv, const float *lse, const float *delta,
+                            int64_t kh, int64_t k0, float *work) {
     const int64_t n = SFT_MIN(SFT__QUERIES, t->N - k0), group = t->H / t->K, D = t->D;
-    float *k = work, *v = k + SFT__QUERIES * D, *ok = v + SFT__QUERIES * D, *ov = ok + SFT__QUERIES * t->Dp, *q = ov + SFT__QUERIES * t->Dp;
-    float *dy = q + SFT__KEYS * D, *qt = dy + SFT__KEYS * D, *dyt = qt + SFT__KEYS * t->Dp, *s = dyt + SFT__KEYS * t->Dp, *dp = s + SFT__KEYS * SFT__NR;
+    float *k = work, *v = k + SFT__QUERIES * D, *ok = v + SFT__QUERIES * D, *ov = ok + SFT__QUERIES * t->Dp;
+    float *q = ov + SFT__QUERIES * t->Dp, *dy = q + SFT__KEYS * D, *qt = dy + SFT__KEYS * D;
+    float *dyt = qt + SFT__KEYS * t->Dp, *s = dyt + SFT__KEYS * t->Dp, *dp = s + SFT__KEYS * SFT__NR;
     sft__pack_lanes(k, t->k, kh, k0, n);
     sft__pack_lanes(v, t->v, kh, k0, n);
     memset(ok, 0, (size_t)(2 * SFT__QUERIES * t->Dp) * 4);
@@ -4342,11 +4415,12 @@ static void sft__attend_dkv(const SftAttention *t, SftTensor dk, SftTensor dv, c
     }
 }
 
-static void sft__attention_backward(SftCtx *c, SftTensor dq, SftTensor dk, SftTensor dv, SftTensor dy, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v,
-                                    const int32_t *begin, const int32_t *end, float scale, int64_t window) {
+static void sft__attention_backward(SftCtx *c, SftTensor dq, SftTensor dk, SftTensor dv, SftTensor dy, SftTensor y,
+                                    SftTensor lse, SftTensor q, SftTensor k, SftTensor v, const int32_t *begin,
+                                    const int32_t *end, float scale, int64_t window) {
     const int64_t each = sft__attention_work(q.dim[2], 2, 2, 4), N = q.dim[0], H = q.dim[1], K = k.dim[1], D = q.dim[2];
     size_t mark = c->work->used;
-    float *delta = (float *)sft_take(c->work, (size_t)(N * H) * 4), *work = (float *)sft_take(c->work, (size_t)(each * sft__threads()) * 4);
+    float *delta = sft__floats(c, N * H), *work = sft__floats(c, each * sft__threads());
     sft_give_back(c->work, mark);
     if (sft_planning(c)) return;
     const SftAttention t = {q, k, v, dy, N, N, H, K, D, sft__round_up(D, SFT__MR), begin, end, scale, window};
@@ -4382,7 +4456,8 @@ static void sft__swiglu_forward(SftCtx *c, SftTensor y, SftTensor gate, SftTenso
     }
 }
 
-static void sft__swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, SftTensor gate, SftTensor up) {
+static void sft__swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, SftTensor gate,
+                                 SftTensor up) {
     int64_t size = sft_size(dy);
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(static) if (size > SFT__SMALL)
@@ -4401,7 +4476,8 @@ static void sft__swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftT
 }
 
 // Two passes over a row: maximum and sum of exponentials (rescaled when the maximum grows), then loss and gradient.
-static void sft__cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V, float scale) {
+static void sft__cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V,
+                               float scale) {
     int64_t N = logits.dim[0], Vp = sft__width(logits);
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(dynamic) if (N * Vp > SFT__SMALL)
@@ -4459,7 +4535,8 @@ static void sft__sums(SftCtx *c, double *sum, SftTensor x) {
     for (int64_t b = 0; b < blocks; b++) sum[0] += part[2 * b], sum[1] += part[2 * b + 1];
 }
 
-static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad, const float *factor, SftAdam adam) {
+static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad,
+                       const float *factor, SftAdam adam) {
     int64_t size = sft_size(master);
     if (sft_planning(c)) return;
     const float f = *factor;
@@ -4638,8 +4715,8 @@ static void sft__check_batch(const SftModel *m, const SftBatch *b, const SftCach
     for (int64_t i = 0; i < b->n; i++) {
         int32_t id = b->ids[i] < 0 ? b->ids[i] : SFT_MAX(b->ids[i], b->target[i]);
         if (id < 0 || id >= V)
-            sft_die(SFT_BAD_INPUT, "token id %d is outside the model's vocabulary of %lld: take the model's own tokenizer, "
-                                   "or set resize_vocab", id, V);
+            sft_die(SFT_BAD_INPUT, "token id %d is outside the model's vocabulary of %lld: take the model's own "
+                                   "tokenizer, or set resize_vocab", id, V);
         if (b->pos[i] >= P)
             sft_die(SFT_BAD_INPUT, "a document of %d or more tokens, but the model has learned %lld positions: lower "
                                    "max_length", b->pos[i] + 1, P);
@@ -4891,9 +4968,10 @@ void sft_plan_print(FILE *out, const SftModel *m) {
         int parts = 0, last = 0;
         for (int p = 0; p < m->parts; p++)
             if (m->part[p].mem == i) parts++, last = p;
-        if (bytes > 0) fprintf(out, "  %-14s %10.1f MB   %s\n", m->mem[i].name, bytes / 1e6, parts == 1 ? m->part[last].what : "");
+        const char *only = parts == 1 ? m->part[last].what : "";
+        if (bytes > 0) fprintf(out, "  %-14s %10.1f MB   %s\n", m->mem[i].name, bytes / 1e6, only);
         for (int p = 0; p < m->parts && parts > 1; p++)
-            if (m->part[p].mem == i) fprintf(out, "  %25.1f MB   %s\n", (double)m->part[p].bytes / 1e6, m->part[p].what);
+            if (m->part[p].mem == i) fprintf(out, "  %25.1f MB   %s\n", m->part[p].bytes / 1e6, m->part[p].what);
     }
     fprintf(out, "  %-14s %10.1f MB\n", "total", (double)sft_plan_bytes(m) / 1e6);
 }
@@ -5343,8 +5421,8 @@ static void sft__fsync_folder(const char *path) {
     close(fd);
 }
 
-// 64 bits, in hexadecimal, that change with any byte: x -> (x ^ word) * odd maps no two x, and no two words, to one (FNV
-// with words for bytes). Finds accidents, not attacks.
+// 64 bits, in hexadecimal, that change with any byte: x -> (x ^ word) * odd maps no two x, and no two words, to one
+// (FNV with words for bytes). Finds accidents, not attacks.
 static void sft__sum(char out[24], const char *data, size_t bytes) {
     uint64_t x = bytes, word;
     for (size_t at = 0; at < bytes; at += 8) {
@@ -5381,8 +5459,9 @@ static json_t *sft__read_json(const char *folder, const char *name) { // {} wher
 
 // Copies the tokenizer's files, and the Python files of models that bring their own code.
 static void sft__copy_model_files(const char *from, const char *to) {
-    const char *wanted = "tokenizer.json|tokenizer.model|tokenizer_config.json|special_tokens_map.json|added_tokens.json|"
-                         "vocab.json|merges.txt|encoder.json|vocab.bpe|chat_template.jinja|generation_config.json";
+    const char *wanted = "tokenizer.json|tokenizer.model|tokenizer_config.json|special_tokens_map.json|"
+                         "added_tokens.json|vocab.json|merges.txt|encoder.json|vocab.bpe|chat_template.jinja|"
+                         "generation_config.json";
     char path[4096], target[4096];
     struct stat a, b;
     int n;
@@ -5458,7 +5537,8 @@ static int64_t sft__moments(const SftModel *m, SftFileTensor **tensor) {
             int64_t offset = m->unit[u].offset[k / 2];
             SftTensor w = ((const SftTensor *)&m->unit[u].w)[k / 2];
             if (offset < 0) continue;
-            SftFileTensor t = {.dtype = "F32", .dims = 2, .dim = {w.dim[0], w.dim[1]}, .bytes = (size_t)sft_size(w) * 4};
+            SftFileTensor t = {.dtype = "F32", .dims = 2, .dim = {w.dim[0], w.dim[1]}};
+            t.bytes = (size_t)sft_size(w) * 4;
             t.name = sft_format("%lld.%s.%c", (long long)u, sft_slot_name((SftSlot)(k / 2)), k % 2 ? 'v' : 'm');
             t.data = (const char *)((k % 2 ? m->unit[u].v : m->unit[u].m) + offset);
             (*tensor)[n++] = t;
@@ -5617,7 +5697,8 @@ SFT_NORETURN static void sft__damaged(const char *folder, const char *what) {
     for (size_t n = strlen(parent); parent[n - 1] == '/'; n--) parent[n - 1] = 0;
     char *slash = strrchr(parent, '/');
     *slash = 0;
-    sft_die(SFT_BAD_INPUT, "checkpoint %s is damaged: %s; others beside it: %s", folder, what, sft__others(others, parent, slash + 1));
+    sft_die(SFT_BAD_INPUT, "checkpoint %s is damaged: %s; others beside it: %s", folder, what,
+            sft__others(others, parent, slash + 1));
 }
 
 // state.json, after it and every file it lists have been compared with their checksums.
@@ -5637,7 +5718,7 @@ static json_t *sft__checked_state(const char *folder) {
     json_object_foreach(json_object_get(state, "files"), name, entry) {
         if (!sft_exists(sft_path(path, folder, name))) sft__damaged(folder, sft_format("%s is missing", name));
         size_t bytes = sft__sum_file(sum, path), wanted = (size_t)json_integer_value(json_object_get(entry, "bytes"));
-        if (bytes != wanted) sft__damaged(folder, sft_format("%s has %zu bytes, %zu were written", name, bytes, wanted));
+        if (bytes != wanted) sft__damaged(folder, sft_format("%s has %zu bytes, %zu were saved", name, bytes, wanted));
         if (strcmp(sum, json_string_value(json_object_get(entry, "checksum"))))
             sft__damaged(folder, sft_format("%s has been changed (its checksum differs)", name));
     }
@@ -5646,18 +5727,18 @@ static json_t *sft__checked_state(const char *folder) {
 
 // The model's config.json and the checkpoint's must say the same, but for what does not change the computation.
 static void sft__check_model(const SftModel *m, const char *folder) {
-    const char *harmless = "_name_or_path|architectures|auto_map|bos_token_id|dtype|eos_token_id|pad_token_id|torch_dtype|"
-                           "transformers_version|use_cache", *key;
-    json_t *mine = sft__model_json(&m->arch), *theirs = sft__read_json(folder, "config.json"), *all = json_copy(mine), *v;
-    json_object_update_missing(all, theirs);
+    const char *key, *harmless = "_name_or_path|architectures|auto_map|bos_token_id|dtype|eos_token_id|pad_token_id|"
+                                 "torch_dtype|transformers_version|use_cache";
+    json_t *mine = sft__model_json(&m->arch), *old = sft__read_json(folder, "config.json"), *all = json_copy(mine), *v;
+    json_object_update_missing(all, old);
     json_object_foreach(all, key, v) {
-        json_t *a = json_object_get(theirs, key), *b = json_object_get(mine, key);
+        json_t *a = json_object_get(old, key), *b = json_object_get(mine, key);
         char there[80], here[80];
         if (json_equal(a, b) || sft__option_among(harmless, key)) continue;
         sft__json_text(there, a, false), sft__json_text(here, b, false);
         sft_die(SFT_BAD_INPUT, "checkpoint %s is of another model: %s is %s there, %s here", folder, key, there, here);
     }
-    json_decref(all), json_decref(mine), json_decref(theirs);
+    json_decref(all), json_decref(mine), json_decref(old);
 }
 
 static void sft__load_moments(SftModel *m, const char *folder) {
@@ -5667,23 +5748,23 @@ static void sft__load_moments(SftModel *m, const char *folder) {
     int64_t n = sft__moments(m, &tensor);
     for (int64_t i = 0; i < n; i++) {
         const SftFileTensor *want = &tensor[i], *got = sft_safetensors_find(&f, want->name);
-        bool good = got && !strcmp(got->dtype, "F32") && got->dims == 2 && got->dim[0] == want->dim[0] && got->dim[1] == want->dim[1];
-        if (!good)
-            sft_die(SFT_BAD_INPUT, "%s has no tensor %s of fp32 [%lld, %lld]", path, want->name, (long long)want->dim[0],
-                    (long long)want->dim[1]);
+        bool good = got && !strcmp(got->dtype, "F32") && got->dims == 2;
+        if (!good || got->dim[0] != want->dim[0] || got->dim[1] != want->dim[1])
+            sft_die(SFT_BAD_INPUT, "%s has no tensor %s of fp32 [%lld, %lld]", path, want->name,
+                    (long long)want->dim[0], (long long)want->dim[1]);
         memcpy((char *)want->data, got->data, want->bytes);
     }
-    if (n != f.n) sft_die(SFT_BAD_INPUT, "%s holds %lld tensors, the model has %lld", path, (long long)f.n, (long long)n);
+    if (n != f.n) sft_die(SFT_BAD_INPUT, "%s has %lld tensors, the model has %lld", path, (long long)f.n, (long long)n);
     sft__moments_free(tensor, n);
     sft_safetensors_close(&f);
 }
 
 // Says which options that decide about data or steps are no longer what they were: then it is not the same run.
 static void sft__compare_config(const json_t *state, const SftConfig *config) {
-    const char *deciding = "train_file|template|columns|dataset_format|validation_split|max_length|truncation_mode|packing|"
+    const char *key, *deciding = "train_file|template|columns|dataset_format|validation_split|max_length|packing|"
         "packing_strategy|use_varlen_attn|train_on_prompt|mask_history|max_samples|shuffle|per_device_train_batch_size|"
         "gradient_accumulation_steps|learning_rate|lr_scheduler_type|lr_scheduler_kwargs|warmup_steps|warmup_ratio|"
-        "weight_decay|adam_beta1|adam_beta2|adam_epsilon|max_grad_norm|fp16|bf16|seed", *key;
+        "weight_decay|adam_beta1|adam_beta2|adam_epsilon|max_grad_norm|fp16|bf16|seed|truncation_mode";
     json_t *all = sft_config_json(config), *v;
     json_object_foreach(all, key, v) {
         json_t *old = json_object_get(json_object_get(state, "config"), key);
@@ -5717,13 +5798,15 @@ void sft_checkpoint_load(SftModel *m, SftTrainer *t, const SftConfig *config, co
         t->updates = (int64_t)sft__json_number(state, path, "updates", 'w', NAN, 0, 1e15);
         t->bad_in_a_row = (int64_t)sft__json_number(state, path, "bad_in_a_row", 'w', NAN, 0, 1e15);
         double total = sft__json_number(state, path, "total", 'w', NAN, 0, 1e15);
-        if (total != (double)t->total) sft_note("the run has %lld steps; %.0f when the checkpoint was written", (long long)t->total, total);
+        if (total != (double)t->total)
+            sft_note("the run has %lld steps; %.0f when the checkpoint was written", (long long)t->total, total);
         if (t->scaler.dynamic && json_is_true(json_object_get(s, "dynamic"))) { // its settings are the configuration's
             t->scaler.scale = sft__json_number(s, path, "scale", 'n', NAN, 0, 1e15);
             t->scaler.scale = fmin(t->scaler.max_scale, fmax(t->scaler.min_scale, t->scaler.scale));
             t->scaler.iter = (int64_t)sft__json_number(s, path, "iter", 'w', NAN, 0, 1e15);
             t->scaler.last_overflow = (int64_t)sft__json_number(s, path, "last_overflow", 'w', NAN, -1, 1e15);
-            t->scaler.left = SFT_MIN(t->scaler.hysteresis, (int64_t)sft__json_number(s, path, "left", 'w', NAN, 1, 1e15));
+            int64_t left = (int64_t)sft__json_number(s, path, "left", 'w', NAN, 1, 1e15);
+            t->scaler.left = SFT_MIN(t->scaler.hysteresis, left);
         }
         if (config) sft__compare_config(state, config);
     }
@@ -5744,7 +5827,8 @@ static int sft__stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl
 }
 
 // The tokenizer's files as they are, but for the chat template and the token that ends an answer.
-static void sft__export_tokenizer(const SftTokenizer *t, const SftTemplate *tpl, int32_t stop, const char *source, const char *folder) {
+static void sft__export_tokenizer(const SftTokenizer *t, const SftTemplate *tpl, int32_t stop, const char *source,
+                                  const char *folder) {
     char path[4096];
     sft__copy_model_files(source, folder);
     if (!tpl || !t) return;
@@ -5758,11 +5842,11 @@ static void sft__export_tokenizer(const SftTokenizer *t, const SftTemplate *tpl,
         sft__write_json(folder, files[i], json);
         json_decref(json);
     }
-    sft_write_file(sft_path(path, folder, "chat_template.jinja"), jinja, strlen(jinja)); // newer readers look here first
+    sft_write_file(sft_path(path, folder, "chat_template.jinja"), jinja, strlen(jinja)); // newer readers look here
 }
 
-void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl, const SftConfig *config, const char *source,
-                const char *folder) {
+void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl, const SftConfig *config,
+                const char *source, const char *folder) {
     static const char *const dtypes[SFT_TYPES] = {"float32", "bfloat16", "float16"};
     SftType type = m->arch.source_type;
     for (int i = 0; i < SFT_TYPES; i++)
@@ -5772,7 +5856,8 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
     sft_make_folder(folder);
     sft_save_weights(m, folder, type, config->max_shard_size);
     sft__export_tokenizer(t, tpl, n ? stops[0] : -1, source, folder);
-    json_t *json = sft__model_json(&m->arch), *generation = sft__read_json(folder, "generation_config.json"), *ids = json_array();
+    json_t *json = sft__model_json(&m->arch), *ids = json_array();
+    json_t *generation = sft__read_json(folder, "generation_config.json");
     for (int i = 0; i < n; i++) json_array_append_new(ids, json_integer(stops[i]));
     json_object_set_new(json, json_object_get(json, "dtype") ? "dtype" : "torch_dtype", json_string(dtypes[type]));
     json_t *end = n == 1 ? json_array_get(ids, 0) : ids; // one id, or a list of them
@@ -5791,13 +5876,13 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
 /* ================================================================================================================
    [10] speak: generation with a KV cache
    ================================================================================================================
-   Generation asks for one token after another. The keys and values of all earlier tokens stay the same, so they are kept
-   (m->cache, a pair of tensors per block) and every new token runs through the blocks alone, attending to the cache. The prompt
-   goes through in pieces of as many tokens as the activations have room for; then one token at a time, each of which
-   reads every weight once: decoding is bound by memory, not by arithmetic.
-   Comes in: token ids. Goes out: token ids, the stop token included. Test: test/test_speak.c (the cache changes nothing:
-   each token's logits equal those of a forward pass over the whole text). Pitfall: with greedy decoding one different
-   rounding can turn an answer; the cache path therefore runs the same block code as training. */
+   Generation asks for one token after another. The keys and values of all earlier tokens stay the same, so they are
+   kept (m->cache, a pair of tensors per block) and every new token runs through the blocks alone, attending to the
+   cache. The prompt goes through in pieces of as many tokens as the activations have room for; then one token at a
+   time, each of which reads every weight once: decoding is bound by memory, not by arithmetic.
+   Comes in: token ids. Goes out: token ids, the stop token included. Test: test/test_speak.c (the cache changes
+   nothing: each token's logits equal those of a forward pass over the whole text). Pitfall: with greedy decoding one
+   different rounding can turn an answer; the cache path therefore runs the same block code as training. */
 
 // One candidate of the next token.
 typedef struct { float logit; int32_t id; } Sft__Candidate;
@@ -5807,8 +5892,8 @@ static int sft__by_logit(const void *a, const void *b) { // highest first; equal
     return x->logit != y->logit ? (x->logit < y->logit ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
 }
 
-/* Divides the logits of tokens that were seen already by the penalty (multiplies the negative ones): Keskar et al. 2019,
-   as transformers applies it, once per distinct token of prompt and answer. */
+/* Divides the logits of tokens that were seen already by the penalty (multiplies the negative ones): Keskar et al.
+   2019, as transformers applies it, once per distinct token of prompt and answer. */
 static void sft__repetition(float *logits, int64_t V, double penalty, const int32_t *seen, int64_t n, uint8_t *mark) {
     if (penalty == 1) return;
     memset(mark, 0, (size_t)V);
@@ -5820,15 +5905,16 @@ static void sft__repetition(float *logits, int64_t V, double penalty, const int3
     }
 }
 
-/* Draws a token from softmax(logits / temperature), cut to the top_k best and then to the smallest set of the best whose
-   probabilities reach top_p (Holtzman et al. 2020). Temperature 0: the best one, the lowest id among equals. */
+/* Draws a token from softmax(logits / temperature), cut to the top_k best and then to the smallest set of the best
+   whose probabilities reach top_p (Holtzman et al. 2020). Temperature 0: the best one, the lowest id among equals. */
 static int32_t sft__sample(const float *logits, int64_t V, SftSampling how, uint64_t index, Sft__Candidate *list) {
     int64_t best = 0, n = 0;
     for (int64_t i = 1; i < V; i++) best = logits[i] > logits[best] ? i : best;
     if (how.temperature == 0) return (int32_t)best;
     // Only tokens within 30 temperatures of the best matter: the others have probability below e^-30 each.
     for (int64_t i = 0; i < V; i++)
-        if (logits[i] >= logits[best] - 30 * (float)how.temperature) list[n++] = (Sft__Candidate){logits[i], (int32_t)i};
+        if (logits[i] >= logits[best] - 30 * (float)how.temperature)
+            list[n++] = (Sft__Candidate){logits[i], (int32_t)i};
     qsort(list, (size_t)n, sizeof *list, sft__by_logit);
     if (how.top_k && how.top_k < n) n = how.top_k;
     double sum = 0, part = 0;
@@ -5845,8 +5931,8 @@ static int32_t sft__sample(const float *logits, int64_t V, SftSampling how, uint
     return list[n - 1].id;
 }
 
-/* Runs n new tokens of the one document through the blocks, after those that the cache holds. Leaves their hidden states
-   in m->final. */
+/* Runs n new tokens of the one document through the blocks, after those that the cache holds. Leaves their hidden
+   states in m->final. */
 static void sft__extend(SftCtx *c, SftModel *m, SftBatch *b, const int32_t *ids, int64_t n) {
     b->n = n;
     for (int64_t i = 0; i < n; i++) {
@@ -5872,12 +5958,13 @@ void sft_ids_add(SftIds *list, int32_t id) {
     list->ids[list->n++] = id;
 }
 
-void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops, int nstops,
-                  SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg) {
+void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops,
+                  int nstops, SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg) {
     const int64_t V = m->arch.V, room = m->cache.room;
     if (n < 1) sft_die(SFT_BAD_INPUT, "the prompt has no tokens: give it some text");
     if (n >= room)
-        sft_die(SFT_BAD_INPUT, "the prompt has %lld tokens; with its answer there is room for %lld", (long long)n, (long long)room);
+        sft_die(SFT_BAD_INPUT, "the prompt has %lld tokens; with its answer there is room for %lld", (long long)n,
+                (long long)room);
     SftIds all = {0};
     for (int64_t i = 0; i < n; i++) sft_ids_add(&all, prompt[i]);
     SftBatch batch = {0};

@@ -385,8 +385,8 @@ static void wrong_indices_are_refused(void **state) {
     const struct { const char *index, *words; } bad[] = {
         {"[]", "expected an object \"weight_map\""},
         {"{\"weight_map\": [1]}", "expected an object \"weight_map\""},
-        {"{\"weight_map\": {\"a\": 1}}", "a: expected the name of a file beside it"},
-        {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "a: expected the name of a file beside it"},
+        {"{\"weight_map\": {\"a\": 1}}", "a: expected a file beside it"},
+        {"{\"weight_map\": {\"a\": \"../x.safetensors\"}}", "a: expected a file beside it"},
         {"{\"weight_map\": {\"a\": \"gone.safetensors\"}}", "gone.safetensors: No such file"},
         {"{\"weight_map\": {\"model.norm.weight\": \"a.safetensors\"}}", "tensor model.norm.weight is not in a.safetensors"},
         {"{\"weight_map\": {}}", "index.json: tensor model.embed_tokens.weight is missing"},
