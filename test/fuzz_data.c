@@ -1,6 +1,6 @@
-/* [3] data under libFuzzer: the input is a file of rows, read as .json or (first byte '#', which is cut off) as .txt, with
-   malformed rows refused and skipped. What is accepted must pack and fill batches in which every target is the next token
-   of its document. */
+/* [3] data under libFuzzer: the input is a file of rows, read as .json or (first byte '#', which is cut off) as .txt,
+   with malformed rows refused and skipped. What is accepted must pack and fill batches in which every target is the
+   next token of its document. */
 #include "fuzz.h"
 
 static SftTokenizer *tok;
@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static SftConfig config;
     static char path[2][64];
     if (!tok) {
-        char *argv[] = {"train_gpt2", "data", "--model_name_or_path", "x", "--train_file", "x", "--max_length", "24", "--packing"};
+        char *argv[] = {"train_gpt2", "data",     "--model_name_or_path", "x", "--train_file", "x", "--max_length",
+                        "24",         "--packing"};
         size_t n;
         char *text = sft_read_file("test/golden/template_bytes.json", &n), file[4096];
         sft_write_file(sft_path(file, fuzz_folder(), "tokenizer.json"), text, n);

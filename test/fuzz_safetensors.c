@@ -1,5 +1,5 @@
-/* libFuzzer target: any bytes as a safetensors file. What opens must hold what it says: ranges inside the file, in order,
-   without holes, and names that are found again. */
+/* libFuzzer target: any bytes as a safetensors file. What opens must hold what it says: ranges inside the file, in
+   order, without holes, and names that are found again. */
 #define SFT_IMPLEMENTATION
 #include "../sft.h"
 

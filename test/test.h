@@ -1,7 +1,8 @@
 /* What every test file shares: cmocka, the library's bodies, and a way to look at an error instead of dying of it.
 
    A test file test/test_NAME.c is a program of its own: it includes this header, defines cmocka tests and ends with
-   SFT_TEST_MAIN(cmocka_unit_test(a), cmocka_unit_test(b), ...). The Makefile builds and runs every test/test_*.c it finds. */
+   SFT_TEST_MAIN(cmocka_unit_test(a), cmocka_unit_test(b), ...). The Makefile builds and runs every test/test_*.c it
+   finds. */
 #ifndef SFT_TEST_H
 #define SFT_TEST_H
 #define SFT_IMPLEMENTATION

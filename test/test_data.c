@@ -17,7 +17,9 @@ static int setup(void **state) {
     sft_write_file(sft_path(path, folder, "tokenizer_config.json"), config, strlen(config));
     free(text);
     tok = sft_tokenizer_load(folder);
-    json_t *plain = json_loads("{\"system\": \"({system})\", \"user\": \"{user}>\", \"assistant\": \"{assistant}\", \"stop\": \"<|end|>\", \"tool\": \"/{tool}/\"}", 0, NULL);
+    json_t *plain = json_loads("{\"system\": \"({system})\", \"user\": \"{user}>\", \"assistant\": \"{assistant}\", "
+                               "\"stop\": \"<|end|>\", \"tool\": \"/{tool}/\"}",
+                               0, NULL);
     tpl = sft_template(tok, NULL, plain);
     json_decref(plain);
     return 0;
@@ -79,40 +81,61 @@ static char *shown(const SftDataset *d) { // all samples: trained tokens in [ ],
 
 static void every_format(void **state) {
     (void)state;
-    READS("[{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\"}, {\"instruction\": \"a\", \"input\": \"i\", \"output\": \"b\"}]", "a>[b<|end|>]|a\ni>[b<|end|>]|", NULL);
-    READS("[{\"instruction\": \"a\", \"input\": null, \"output\": \"b\", \"system\": \"s\", \"history\": [[\"q\", \"r\"]]}]", "(s)q>[r<|end|>]a>[b<|end|>]|", NULL);
+    READS("[{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\"}, {\"instruction\": \"a\", \"input\": \"i\", "
+          "\"output\": \"b\"}]",
+          "a>[b<|end|>]|a\ni>[b<|end|>]|", NULL);
+    READS("[{\"instruction\": \"a\", \"input\": null, \"output\": \"b\", \"system\": \"s\", \"history\": [[\"q\", "
+          "\"r\"]]}]",
+          "(s)q>[r<|end|>]a>[b<|end|>]|", NULL);
     READS("[{\"input\": \"a\", \"output\": \"b\"}]", "a>[b<|end|>]|", NULL);
-    READS("[{\"instruction\": \"a\", \"output\": \"<nooutput>\"}, {\"instruction\": \"a\", \"output\": \"b\"}]", "a>[b<|end|>]|", NULL);
-    READS("{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}", "(s)a>[b<|end|>]|", NULL);
-    READS("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"value\": \"a\"}, {\"type\": \"text\", \"text\": \"c\"}]}, {\"role\": \"assistant\", \"content\": \"b\"}]}", "ac>[b<|end|>]|", NULL);
-    READS("{\"conversation\": [{\"system\": \"s\", \"input\": \"a\", \"output\": \"b\"}, {\"input\": \"c\", \"output\": \"d\"}]}", "(s)a>[b<|end|>]c>[d<|end|>]|", NULL);
-    READS("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"function_call\", \"value\": \"f\"}, {\"from\": \"observation\", \"value\": \"o\"}, {\"from\": \"gpt\", \"value\": \"b\"}], \"system\": \"s\"}",
+    READS("[{\"instruction\": \"a\", \"output\": \"<nooutput>\"}, {\"instruction\": \"a\", \"output\": \"b\"}]",
+          "a>[b<|end|>]|", NULL);
+    READS("{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\"}, "
+          "{\"role\": \"assistant\", \"content\": \"b\"}]}",
+          "(s)a>[b<|end|>]|", NULL);
+    READS("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"value\": \"a\"}, {\"type\": "
+          "\"text\", \"text\": \"c\"}]}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
+          "ac>[b<|end|>]|", NULL);
+    READS("{\"conversation\": [{\"system\": \"s\", \"input\": \"a\", \"output\": \"b\"}, {\"input\": \"c\", "
+          "\"output\": \"d\"}]}",
+          "(s)a>[b<|end|>]c>[d<|end|>]|", NULL);
+    READS("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"function_call\", \"value\": "
+          "\"f\"}, {\"from\": \"observation\", \"value\": \"o\"}, {\"from\": \"gpt\", \"value\": \"b\"}], \"system\": "
+          "\"s\"}",
           "(s)a>[f<|end|>]/o/[b<|end|>]|", NULL);
-    READS("{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"c\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"d\"}]}", "a>[b<|end|>]|c>[d<|end|>]|", NULL);
+    READS("{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"c\"}], "
+          "\"completion\": [{\"role\": \"assistant\", \"content\": \"d\"}]}",
+          "a>[b<|end|>]|c>[d<|end|>]|", NULL);
     READS("{\"text\": \"one\"}\n{\"text\": \"two\", \"url\": \"x\"}", "[one<|endoftext|>]|[two<|endoftext|>]|", NULL);
-    READS("{\"query\": \"a\", \"response\": \"b\"}", "a>[b<|end|>]|", "--columns", "{\"query\": \"user\", \"response\": \"assistant\"}", NULL);
-    READS("{\"text\": \"no\", \"instruction\": \"a\", \"output\": \"b\"}", "[no<|endoftext|>]|", "--dataset_format", "text", NULL);
-    READS("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}], \"chosen\": {\"from\": \"gpt\", \"value\": \"b\"}, \"rejected\": {\"from\": \"gpt\", \"value\": \"c\"}}", "a>[b<|end|>]|", NULL);
+    READS("{\"query\": \"a\", \"response\": \"b\"}", "a>[b<|end|>]|", "--columns",
+          "{\"query\": \"user\", \"response\": \"assistant\"}", NULL);
+    READS("{\"text\": \"no\", \"instruction\": \"a\", \"output\": \"b\"}", "[no<|endoftext|>]|", "--dataset_format",
+          "text", NULL);
+    READS("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}], \"chosen\": {\"from\": \"gpt\", \"value\": "
+          "\"b\"}, \"rejected\": {\"from\": \"gpt\", \"value\": \"c\"}}",
+          "a>[b<|end|>]|", NULL);
 }
 
 static void every_shape_of_file(void **state) {
     (void)state;
     const char *two = "[one<|endoftext|>]|[two<|endoftext|>]|";
-    READS_FILE("x.jsonl", "[{\"text\": \"one\"},\n {\"text\": \"two\"}]\n", two, NULL);         // an array, whatever the name
-    READS_FILE("x.json", "\xef\xbb\xbf{\"text\": \"one\"}\r\n\r\n{\"text\": \"two\"}\r\n", two, NULL); // lines, byte order mark, CRLF
-    READS_FILE("x.json", "{\n\"text\":\n\"one\"\n}\n{\n\"text\": \"two\"}", two, NULL);           // objects over several lines
+    READS_FILE("x.jsonl", "[{\"text\": \"one\"},\n {\"text\": \"two\"}]\n", two, NULL); // an array, whatever the name
+    READS_FILE("x.json", "\xef\xbb\xbf{\"text\": \"one\"}\r\n\r\n{\"text\": \"two\"}\r\n", two,
+               NULL);                                                                   // lines, byte order mark, CRLF
+    READS_FILE("x.json", "{\n\"text\":\n\"one\"\n}\n{\n\"text\": \"two\"}", two, NULL); // objects over several lines
     READS_FILE("x.txt", "one\n\n  \ntwo\n", two, NULL);
     READS_FILE("x.txt", "one\r\ntwo", two, NULL);
     READS_FILE("x.txt", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n", two, NULL); // JSON in a file called .txt
     READS_FILE("x.txt", "[1] a note\n", "[[1] a note<|endoftext|>]|", NULL);
-    READS_FILE("x.json", "[{\"text\": \"]},{\\\"[\"}]", "[]},{\"[<|endoftext|>]|", NULL); // brackets and quotes inside strings
+    READS_FILE("x.json", "[{\"text\": \"]},{\\\"[\"}]", "[]},{\"[<|endoftext|>]|",
+               NULL); // brackets and quotes inside strings
     READS_FILE("x.md", "plain words", "[plain words<|endoftext|>]|", "--dataset_format", "text", NULL);
 }
 
 static void masks(void **state) {
     (void)state;
 #define TALK(a, b)                                                                                                     \
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"r\"" a                \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"r\"" a         \
     "}, {\"role\": \"user\", \"content\": \"s\"}, {\"role\": \"assistant\", \"content\": \"t\"" b "}]}"
     const char *second = "q>r<|end|>s>[t<|end|>]|", *both = "q>[r<|end|>]s>[t<|end|>]|";
     READS(TALK("", ""), both, NULL);
@@ -122,8 +145,12 @@ static void masks(void **state) {
     READS(TALK(", \"loss_weight\": 0.0", ", \"loss_weight\": 1.0"), second, NULL);
     READS(TALK("", ""), second, "--mask_history", NULL);
     READS(TALK("", ""), "[q>r<|end|>s>t<|end|>]|", "--train_on_prompt", NULL);
-    READS("{\"conversation\": [{\"input\": \"q\", \"output\": \"r\", \"output_with_loss\": false}, {\"input\": \"s\", \"output\": \"t\"}]}", second, NULL);
-    READS("{\"messages\": [{\"role\": \"user\", \"content\": \"q\", \"loss\": true}, {\"role\": \"assistant\", \"content\": \"r\"}]}", "q>[r<|end|>]|", NULL); // as XTuner: never the user
+    READS("{\"conversation\": [{\"input\": \"q\", \"output\": \"r\", \"output_with_loss\": false}, {\"input\": \"s\", "
+          "\"output\": \"t\"}]}",
+          second, NULL);
+    READS("{\"messages\": [{\"role\": \"user\", \"content\": \"q\", \"loss\": true}, {\"role\": \"assistant\", "
+          "\"content\": \"r\"}]}",
+          "q>[r<|end|>]|", NULL); // as XTuner: never the user
 }
 
 static void malformed_rows(void **state) {
@@ -145,25 +172,33 @@ static void malformed_rows(void **state) {
     REFUSES("{\"prompt\": 1, \"completion\": \"b\"}", "expected \"prompt\" to be a string", NULL);
     REFUSES("{\"messages\": [{\"role\": \"boss\", \"content\": \"b\"}]}", "unknown role \"boss\"", NULL);
     REFUSES("{\"messages\": [{\"role\": \"user\"}]}", "\"content\" to be a string, it is missing", NULL);
-    REFUSES("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"url\": \"x\"}]}]}", "parts of type text", NULL);
-    REFUSES("{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\", \"loss\": 3}]}", "\"loss\" to be true or false", NULL);
+    REFUSES("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"url\": \"x\"}]}]}",
+            "parts of type text", NULL);
+    REFUSES("{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\", \"loss\": 3}]}",
+            "\"loss\" to be true or false", NULL);
     REFUSES("PAR1", "expected a JSON array", NULL);
     REFUSES("", "0 rows read", NULL);
-    REFUSES("{\"prompt\": \"a\", \"completion\": \"b\"}", "is mapped to usr; expected one of user, assistant", "--columns", "{\"x\": \"usr\"}", NULL);
-    REFUSES("{\"prompt\": \"123456789\", \"completion\": \"b\"}", "no row has a trained token left: 1 rows read, 0 without text, 1 with no trained token in their first 8", "--max_length", "8", NULL);
+    REFUSES("{\"prompt\": \"a\", \"completion\": \"b\"}", "is mapped to usr; expected one of user, assistant",
+            "--columns", "{\"x\": \"usr\"}", NULL);
+    REFUSES("{\"prompt\": \"123456789\", \"completion\": \"b\"}",
+            "no row has a trained token left: 1 rows read, 0 without text, 1 with no trained token in their first 8",
+            "--max_length", "8", NULL);
 }
 
 static void long_rows(void **state) {
     (void)state;
-    const char *rows = "{\"prompt\": \"a\", \"completion\": \"bcdefghi\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"abcdefgh\", \"completion\": \"b\"}";
+    const char *rows = "{\"prompt\": \"a\", \"completion\": \"bcdefghi\"}\n{\"prompt\": \"a\", \"completion\": "
+                       "\"b\"}\n{\"prompt\": \"abcdefgh\", \"completion\": \"b\"}";
     SftConfig c = config_of("--max_length", "6", NULL);
     SftDataset d = read_text(&c, "rows.json", rows);
     char *got = shown(&d);
     assert_string_equal(got, "a>[bcde]|a>[b<|end|>]|");
-    assert_int_equal(d.report.truncated, 1), assert_int_equal(d.report.dropped_no_answer, 1), assert_int_equal(d.report.rows, 3);
+    assert_int_equal(d.report.truncated, 1), assert_int_equal(d.report.dropped_no_answer, 1),
+        assert_int_equal(d.report.rows, 3);
     free(got), sft_dataset_free(&d), sft_config_free(&c);
     READS(rows, "a>[b<|end|>]|", "--max_length", "6", "--truncation_mode", "drop", NULL);
-    REFUSES(rows, "line 1, column 1: this has 11 tokens, max_length is 6", "--max_length", "6", "--truncation_mode", "error", NULL);
+    REFUSES(rows, "line 1, column 1: this has 11 tokens, max_length is 6", "--max_length", "6", "--truncation_mode",
+            "error", NULL);
     READS("{\"text\": \"abcdefgh\"}", "[abc]|[def]|[gh<|endoftext|>]|", "--max_length", "3", NULL); // nothing lost
     READS("{\"text\": \"abc\"}", "[abc]|[<|endoftext|>]|", "--max_length", "3", NULL);
 }
@@ -186,8 +221,10 @@ static void files_weights_and_folders(void **state) {
     SftDataset validation;
     sft_dataset_split(&more, &validation, 0.2, 3);
     assert_true(validation.samples >= 26 && validation.samples <= 28);
-    for (int64_t i = 0; i < validation.samples; i++) assert_memory_equal(validation.tokens.ids + validation.sample[i].begin + 2, (int32_t[]){sft_eos(tok)}, 4);
-    sft_dataset_free(&half), sft_dataset_free(&again), sft_dataset_free(&more), sft_dataset_free(&validation), json_decref(files);
+    for (int64_t i = 0; i < validation.samples; i++)
+        assert_memory_equal(validation.tokens.ids + validation.sample[i].begin + 2, (int32_t[]){sft_eos(tok)}, 4);
+    sft_dataset_free(&half), sft_dataset_free(&again), sft_dataset_free(&more), sft_dataset_free(&validation),
+        json_decref(files);
     char sub[4096];
     sft_make_folder(sft_path(sub, folder, "sub"));
     for (int i = 2; i >= 0; i--) { // read in the order of their names, other files left alone
@@ -226,7 +263,8 @@ static char *packs_of(const SftDataset *d) { // "4 | 3 1 | 2": lengths of the do
     char *all = strdup("");
     for (int64_t p = 0; p < d->packs; p++)
         for (int64_t k = d->pack[p]; k < d->pack[p + 1]; k++) {
-            char *longer = sft_format("%s%s%d", all, k > d->pack[p] ? " " : p ? " | " : "", (int)d->document[d->order[k]].n);
+            const char *gap = k > d->pack[p] ? " " : p ? " | " : "";
+            char *longer = sft_format("%s%s%d", all, gap, (int)d->document[d->order[k]].n);
             free(all), all = longer;
         }
     return all;
@@ -254,13 +292,19 @@ static void best_fit_is_best_fit(void **state) {
     for (int round = 0; round < 30; round++) {
         enum { N = 200 };
         int lengths[N], order[N], in[N], space[N], since[N], packs = 0, room = 5 + round * 7;
-        for (int i = 0; i < N; i++) lengths[i] = 2 + (int)(sft_random(1, (uint64_t)round, 0, (uint64_t)i) % (uint64_t)(room - 1)), order[i] = i;
+        for (int i = 0; i < N; i++)
+            lengths[i] = 2 + (int)(sft_random(1, (uint64_t)round, 0, (uint64_t)i) % (uint64_t)(room - 1)), order[i] = i;
         for (int i = 0; i < N; i++) // stable insertion sort, longest first
-            for (int j = i; j > 0 && lengths[order[j - 1]] < lengths[order[j]]; j--) { int t = order[j]; order[j] = order[j - 1], order[j - 1] = t; }
+            for (int j = i; j > 0 && lengths[order[j - 1]] < lengths[order[j]]; j--) {
+                int t = order[j];
+                order[j] = order[j - 1], order[j - 1] = t;
+            }
         for (int k = 0; k < N; k++) {
             int best = -1, n = lengths[order[k]];
             for (int p = 0; p < packs; p++)
-                if (space[p] >= n && (best < 0 || space[p] < space[best] || (space[p] == space[best] && since[p] < since[best]))) best = p;
+                if (space[p] >= n &&
+                    (best < 0 || space[p] < space[best] || (space[p] == space[best] && since[p] < since[best])))
+                    best = p;
             if (best < 0) best = packs++, space[best] = room;
             space[best] -= n, since[best] = k, in[order[k]] = best;
         }
@@ -280,7 +324,8 @@ static void batches_never_cross_documents(void **state) {
     (void)state;
     for (int wrapped = 0; wrapped < 2; wrapped++)
         for (int see = 0; see < 2; see++) {
-            SftConfig c = config_of("--packing", "--max_length", "16", "--packing_strategy", wrapped ? "wrapped" : "bfd", NULL);
+            SftConfig c =
+                config_of("--packing", "--max_length", "16", "--packing_strategy", wrapped ? "wrapped" : "bfd", NULL);
             int lengths[50], total = 0;
             for (int i = 0; i < 50; i++) total += lengths[i] = 2 + i % 13;
             SftDataset d = dataset_of(lengths, 50);
@@ -297,8 +342,11 @@ static void batches_never_cross_documents(void **state) {
                     assert_true(b.begin[i] <= i && i < b.end[i] && b.end[i] <= b.n);
                     assert_int_equal(b.pos[i], i - b.begin[i]);
                     documents += b.begin[i] == i;
-                    if (b.target[i] != -100) assert_int_equal(b.target[i], b.ids[i] + 1), assert_int_equal(b.ids[i + 1], b.ids[i] + 1), assert_true(i + 1 < b.end[i]);
-                    if (!see && !wrapped && i + 1 < b.end[i]) assert_int_equal(b.target[i] != -100, b.ids[i + 1] % 1000 >= lengths[b.ids[i] / 1000] / 2);
+                    if (b.target[i] != -100)
+                        assert_int_equal(b.target[i], b.ids[i] + 1), assert_int_equal(b.ids[i + 1], b.ids[i] + 1),
+                            assert_true(i + 1 < b.end[i]);
+                    if (!see && !wrapped && i + 1 < b.end[i])
+                        assert_int_equal(b.target[i] != -100, b.ids[i + 1] % 1000 >= lengths[b.ids[i] / 1000] / 2);
                     trained += b.target[i] != -100;
                 }
                 assert_int_equal(documents, b.documents);
@@ -348,17 +396,21 @@ static void orders_and_splits(void **state) {
 static void reports(void **state) {
     (void)state;
     SftConfig c = config_of("--max_length", "6", NULL);
-    SftDataset d = read_text(&c, "rows.json", "{\"prompt\": \"a\", \"completion\": \"bcdefghi\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"\"}");
+    SftDataset d = read_text(&c, "rows.json",
+                             "{\"prompt\": \"a\", \"completion\": \"bcdefghi\"}\n{\"prompt\": \"a\", \"completion\": "
+                             "\"b\"}\n{\"prompt\": \"a\", \"completion\": \"\"}");
     sft_dataset_pack(&d, &c);
     json_t *report = sft_data_json(&d, &c);
     char *text = json_dumps(report, 0);
-    assert_string_equal(text, "{\"rows\": 3, \"samples\": 2, \"dropped\": {\"malformed\": 0, \"empty\": 1, \"no_trained_token\": 0, \"too_long\": 0}, \"truncated\": 1, \"cut\": 0, "
+    assert_string_equal(text, "{\"rows\": 3, \"samples\": 2, \"dropped\": {\"malformed\": 0, \"empty\": 1, "
+                              "\"no_trained_token\": 0, \"too_long\": 0}, \"truncated\": 1, \"cut\": 0, "
                               "\"packs\": 2, \"tokens\": 10, \"trained_tokens\": 6, \"steps_per_epoch\": 1}");
     free(text), json_decref(report);
     sft_data_dump(sft_path(path, folder, "dump.jsonl"), &d);
     text = sft_read_file(path, NULL);
     int32_t a = d.tokens.ids[0], more = d.tokens.ids[1], b = d.tokens.ids[2], end = sft_token_id(tok, "<|end|>");
-    char *expected = sft_format("{\"input_ids\": [%d, %d, %d, %d], \"labels\": [-100, -100, %d, %d]}\n", a, more, b, end, b, end);
+    char *expected =
+        sft_format("{\"input_ids\": [%d, %d, %d, %d], \"labels\": [-100, -100, %d, %d]}\n", a, more, b, end, b, end);
     assert_non_null(strstr(text, expected));
     free(text), free(expected);
     FILE *out = fopen(sft_path(path, folder, "shown"), "w");
@@ -371,8 +423,16 @@ static void reports(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_format), cmocka_unit_test(every_shape_of_file), cmocka_unit_test(masks), cmocka_unit_test(malformed_rows),
-                                       cmocka_unit_test(long_rows), cmocka_unit_test(files_weights_and_folders), cmocka_unit_test(packs_of_trl), cmocka_unit_test(best_fit_is_best_fit),
-                                       cmocka_unit_test(batches_never_cross_documents), cmocka_unit_test(orders_and_splits), cmocka_unit_test(reports)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_format),
+                                       cmocka_unit_test(every_shape_of_file),
+                                       cmocka_unit_test(masks),
+                                       cmocka_unit_test(malformed_rows),
+                                       cmocka_unit_test(long_rows),
+                                       cmocka_unit_test(files_weights_and_folders),
+                                       cmocka_unit_test(packs_of_trl),
+                                       cmocka_unit_test(best_fit_is_best_fit),
+                                       cmocka_unit_test(batches_never_cross_documents),
+                                       cmocka_unit_test(orders_and_splits),
+                                       cmocka_unit_test(reports)};
     return cmocka_run_group_tests(tests, setup, teardown) != 0;
 }

@@ -314,10 +314,7 @@ static void run_files_and_samples_are_read(void **state) {
     assert_int_equal(d.samples, d.report.rows);
     assert_int_equal(d.report.truncated, 0);
     sft_dataset_free(&d);
-    const struct {
-        const char *file;
-        int rows;
-    } sample[] = {
+    const struct { const char *file; int rows; } sample[] = {
         {"alpaca.json", 4},   {"alpaca_history.json", 3},     {"messages.jsonl", 4}, {"conversation.json", 3},
         {"sharegpt.json", 3}, {"prompt_completion.jsonl", 3}, {"text.jsonl", 3},     {"text.txt", 4},
         {"columns.jsonl", 3}};

@@ -7,7 +7,8 @@ static const Family families[] = {
     {"mistral", NULL, true},       {"qwen2", NULL, true},           {"qwen3", NULL, true},
     {"gpt2_scaled", "gpt2", 0},    {"llama_linear", "llama", 0},    {"llama_dynamic", "llama", 0},
     {"llama_llama3", "llama", 0},  {"llama_yarn", "llama", 0}};
-static const char *mixed[] = {"gpt2", "llama_bias", "mistral", "qwen2", "qwen3"}; // between them every setting of the block
+// between them every setting of the block
+static const char *mixed[] = {"gpt2", "llama_bias", "mistral", "qwen2", "qwen3"};
 
 static const char *folder(char out[4096], const char *name) {
     snprintf(out, 4096, "test/golden/model_%s", name);
@@ -16,7 +17,8 @@ static const char *folder(char out[4096], const char *name) {
 
 // A model with its weights, its goldens and a context; batches as the goldens or a test make them.
 typedef struct { SftModel m; SftCtx c; SftSafetensors golden; SftArch arch; } Fixture;
-static Fixture *open_model(const char *name, const char *source, SftType type, bool trains, bool checkpointing, int64_t tokens) {
+static Fixture *open_model(const char *name, const char *source, SftType type, bool trains, bool checkpointing,
+                           int64_t tokens) {
     char path[4096];
     Fixture *f = SFT_NEW(Fixture, 1);
     f->arch = sft_arch(folder(path, name));
@@ -88,7 +90,8 @@ static double largest(const float *x, int64_t n) {
 }
 static double furthest(const float *a, const float *b, int64_t n) { // NaN counts as infinitely far
     double most = 0;
-    for (int64_t i = 0; i < n; i++) most = isfinite(a[i]) && isfinite(b[i]) ? fmax(most, fabs((double)a[i] - b[i])) : INFINITY;
+    for (int64_t i = 0; i < n; i++)
+        most = isfinite(a[i]) && isfinite(b[i]) ? fmax(most, fabs((double)a[i] - b[i])) : INFINITY;
     return most;
 }
 static double distance(const float *a, const float *b, int64_t n, double unscale) { // |a*unscale - b| / |b|
@@ -100,13 +103,15 @@ static float *copy_grads(const Fixture *f) {
     float *g = sft_realloc(NULL, f->m.mem[SFT_MEM_GRADS].used);
     return memcpy(g, f->m.mem[SFT_MEM_GRADS].base, f->m.mem[SFT_MEM_GRADS].used);
 }
-static int64_t grads(const Fixture *f) { return (int64_t)(f->m.mem[SFT_MEM_GRADS].used / sizeof(float)); } // with gaps of 0
+// with gaps of 0
+static int64_t grads(const Fixture *f) { return (int64_t)(f->m.mem[SFT_MEM_GRADS].used / sizeof(float)); }
 
 /* Compares every tensor's gradient, or what it is after the steps, with its golden; a variant has goldens of some only.
-   Gradients: in fp32 a number errs by 6e-8 of its size; through two blocks and back, sums of some 40 numbers that cancel
-   make that 2.5e-6 of a tensor's largest at worst (measured; 1e-5 is allowed). 2e-6 is for those whose true gradient is 0.
-   After: AdamW divides a gradient by its own size, so that rounding makes a large part of a step of 1e-2 where the gradient
-   is small: measured 3e-4 at worst, and 1.5e-4 of a tensor's size in all. Decay by mistake would be 3e-3 of it. */
+   Gradients: in fp32 a number errs by 6e-8 of its size; through two blocks and back, sums of some 40 numbers that
+   cancel make that 2.5e-6 of a tensor's largest at worst (measured; 1e-5 is allowed). 2e-6 is for those whose true
+   gradient is 0. After: AdamW divides a gradient by its own size, so that rounding makes a large part of a step of 1e-2
+   where the gradient is small: measured 3e-4 at worst, and 1.5e-4 of a tensor's size in all. Decay by mistake would be
+   3e-3 of it. */
 static void compare_all(Fixture *f, bool after, bool variant) {
     int compared = 0;
     for (int64_t u = 0; u < f->m.units; u++)
@@ -121,8 +126,10 @@ static void compare_all(Fixture *f, bool after, bool variant) {
             if (!g) continue;
             assert_int_equal(sft_size(t) * 4, g->bytes);
             const float *want = (const float *)g->data;
-            double far = furthest(t.data, want, sft_size(t)), most = largest(want, sft_size(t)), part = distance(t.data, want, sft_size(t), 1);
-            // GPT-2's key bias moves every score of a query alike: its gradient is rounding, and AdamW makes steps of it.
+            double far = furthest(t.data, want, sft_size(t)), most = largest(want, sft_size(t)),
+                   part = distance(t.data, want, sft_size(t), 1);
+            // GPT-2's key bias moves every score of a query alike: its gradient is rounding, and AdamW makes steps of
+            // it.
             bool zero = s == SFT_SLOT_k_b && f->arch.learned_positions;
             bool good = !after ? far <= 1e-5 * most + 2e-6 : zero || (far <= 1e-3 && part <= 5e-4);
             if (!good) fail_msg("%s: off by %g, largest %g; %g of all of it", name, far, most, part);
@@ -137,7 +144,8 @@ static void one_family(const char *name, const char *source) {
     sft_forward(&f->c, &f->m, &b);
     SftUnit *head = &f->m.unit[f->arch.tied ? 0 : f->m.units - 1];
     SftTensor logits = sft_rows(f->m.logits, 0, b.n);
-    sft_cpu.matmul_forward(&f->c, logits, SFT_NONE, sft_rows(f->m.final, 0, b.n), f->arch.tied ? head->w.wte : head->w.head_w, SFT_NONE, SFT_NONE, SFT_LINEAR);
+    sft_cpu.matmul_forward(&f->c, logits, SFT_NONE, sft_rows(f->m.final, 0, b.n),
+                           f->arch.tied ? head->w.wte : head->w.head_w, SFT_NONE, SFT_NONE, SFT_LINEAR);
     const SftFileTensor *g = find(f, "logits");
     double far = furthest(logits.data, (const float *)g->data, sft_size(logits));
     if (!(far <= 1e-5)) fail_msg("%s: logits off by %g", name, far); // numbers up to 4: 20 units in the last place
@@ -164,8 +172,13 @@ static void every_family_gives_pytorchs_logits_loss_and_gradients(void **state) 
    the step's tokens, clipping, decay of matrices only. Every other family with checkpointing. */
 static void three_steps_of_adamw_are_pytorchs(void **state) {
     (void)state;
-    SftConfig config = {.lr_scheduler_type = (char *)"constant", .learning_rate = 1e-2, .adam_beta1 = 0.9, .adam_beta2 = 0.95,
-                        .adam_epsilon = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1};
+    SftConfig config = {.lr_scheduler_type = (char *)"constant",
+                        .learning_rate = 1e-2,
+                        .adam_beta1 = 0.9,
+                        .adam_beta2 = 0.95,
+                        .adam_epsilon = 1e-8,
+                        .weight_decay = 0.1,
+                        .max_grad_norm = 1};
     for (int i = 0; i < SFT_COUNT(families); i++) {
         if (!families[i].steps) continue;
         Fixture *f = open_model(families[i].name, NULL, SFT_F32, true, i % 2, 40);
@@ -201,7 +214,8 @@ static void documents_in_one_row_are_as_if_alone(void **state) {
             free_batch(&d);
         }
         // The same products in the same order but for where attention's tiles begin: rounding, nothing else.
-        if (!(furthest(together, alone, b.n) <= 3e-6)) fail_msg("%s: log-probabilities differ by %g", mixed[k], furthest(together, alone, b.n));
+        if (!(furthest(together, alone, b.n) <= 3e-6))
+            fail_msg("%s: log-probabilities differ by %g", mixed[k], furthest(together, alone, b.n));
         assert_true(fabs(loss - sum) <= 1e-6 * loss);
         double far = furthest(g, (float *)f->m.mem[SFT_MEM_GRADS].base, grads(f)), most = largest(g, grads(f));
         if (!(far <= 2e-6 * most)) fail_msg("%s: gradients differ by %g of %g", mixed[k], far, most);
@@ -213,12 +227,14 @@ static void documents_in_one_row_are_as_if_alone(void **state) {
 
 static void a_smaller_batch_uses_part_of_the_plan(void **state) {
     (void)state;
-    Fixture *f[2] = {open_model("qwen3", NULL, SFT_F32, true, true, 33), open_model("qwen3", NULL, SFT_F32, true, true, 200)};
+    Fixture *f[2] = {open_model("qwen3", NULL, SFT_F32, true, true, 33),
+                     open_model("qwen3", NULL, SFT_F32, true, true, 200)};
     SftBatch b = golden_batch(f[0], 0);
     assert_int_equal(b.n, 33);
     double loss[2] = {run(f[0], &b, 1, NULL), run(f[1], &b, 1, NULL)};
     assert_true(loss[0] == loss[1]);
-    assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base, f[0]->m.mem[SFT_MEM_GRADS].used);
+    assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base,
+                        f[0]->m.mem[SFT_MEM_GRADS].used);
     free_batch(&b);
     close_model(f[0]), close_model(f[1]);
 }
@@ -236,7 +252,8 @@ static void checkpointing_changes_no_bit(void **state) {
                 free_batch(&b[0]), free_batch(&b[1]);
             }
             assert_true(loss[0] == loss[1]);
-            assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base, f[0]->m.mem[SFT_MEM_GRADS].used);
+            assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base,
+                                f[0]->m.mem[SFT_MEM_GRADS].used);
             assert_true(f[1]->m.mem[SFT_MEM_ACTS].size < f[0]->m.mem[SFT_MEM_ACTS].size);
             close_model(f[0]), close_model(f[1]);
         }
@@ -256,7 +273,8 @@ static void a_loss_in_chunks_is_the_loss(void **state) {
         zero_grad(f);
         f->m.logits = sft_rows(f->m.logits, 0, 16); // the rows of a chunk, as if V were huge
         double chunked = run(f, &b, 1, NULL);
-        assert_true(chunked == whole); // a token's loss does not depend on its neighbours, and is added in the same order
+        // a token's loss does not depend on its neighbours, and is added in the same order
+        assert_true(chunked == whole);
         double far = furthest(g, (float *)f->m.mem[SFT_MEM_GRADS].base, grads(f)), most = largest(g, grads(f));
         assert_true(far <= 1e-6 * most && far > 0); // the head's gradient is summed chunk by chunk
         free(g);
@@ -266,20 +284,24 @@ static void a_loss_in_chunks_is_the_loss(void **state) {
 }
 
 /* 16-bit storage rounds every tensor of the forward and the backward to 2^-9 (bf16) or 2^-12 (fp16) of each value. Two
-   blocks have some 40 such roundings one after another, independent: sqrt(40) of them make 1.2 % or 0.15 % of a gradient's
-   size; these weights, large for so small a model, double that (measured 2.1 %, 0.31 %). Losses are sums over the tokens
-   of errors of both signs: measured 0.05 %, 0.009 %. */
+   blocks have some 40 such roundings one after another, independent: sqrt(40) of them make 1.2 % or 0.15 % of a
+   gradient's size; these weights, large for so small a model, double that (measured 2.1 %, 0.31 %). Losses are sums
+   over the tokens of errors of both signs: measured 0.05 %, 0.009 %. */
 static void sixteen_bits_are_close(void **state) {
     (void)state;
     const double allowed[SFT_TYPES] = {0, 0.04, 0.006};
     for (int type = SFT_BF16; type <= SFT_F16; type++)
         for (int k = 0; k < SFT_COUNT(mixed); k++) {
-            Fixture *exact = open_model(mixed[k], NULL, SFT_F32, true, false, 40), *f = open_model(mixed[k], NULL, (SftType)type, true, false, 40);
+            Fixture *exact = open_model(mixed[k], NULL, SFT_F32, true, false, 40),
+                    *f = open_model(mixed[k], NULL, (SftType)type, true, false, 40);
             SftBatch b = golden_batch(f, 0);
             double want = run(exact, &b, 1, NULL), loss = run(f, &b, 256, NULL); // fp16 is trained with a scale
-            if (!(fabs(loss / want - 1) <= allowed[type] / 20)) fail_msg("%s in %s: loss %g, not %g", mixed[k], sft_type_name(type), loss, want);
-            double far = distance((float *)f->m.mem[SFT_MEM_GRADS].base, (float *)exact->m.mem[SFT_MEM_GRADS].base, grads(f), 1.0 / 256);
-            if (!(far <= allowed[type])) fail_msg("%s in %s: gradients are %g away", mixed[k], sft_type_name(type), far);
+            if (!(fabs(loss / want - 1) <= allowed[type] / 20))
+                fail_msg("%s in %s: loss %g, not %g", mixed[k], sft_type_name(type), loss, want);
+            double far = distance((float *)f->m.mem[SFT_MEM_GRADS].base, (float *)exact->m.mem[SFT_MEM_GRADS].base,
+                                  grads(f), 1.0 / 256);
+            if (!(far <= allowed[type]))
+                fail_msg("%s in %s: gradients are %g away", mixed[k], sft_type_name(type), far);
             free_batch(&b);
             close_model(f), close_model(exact);
         }
@@ -306,7 +328,8 @@ static void threads_change_no_bit(void **state) {
         }
         omp_set_num_threads(before);
         assert_true(loss[0] == loss[1]);
-        assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base, f[0]->m.mem[SFT_MEM_GRADS].used);
+        assert_memory_equal(f[0]->m.mem[SFT_MEM_GRADS].base, f[1]->m.mem[SFT_MEM_GRADS].base,
+                            f[0]->m.mem[SFT_MEM_GRADS].used);
         close_model(f[0]), close_model(f[1]);
     }
 }
@@ -337,7 +360,8 @@ static void the_plan_is_what_is_used(void **state) {
             assert_int_equal(sft_plan_bytes(&f->m), sum);
             json_t *json = sft_plan_json(&plan), *part;
             size_t i;
-            json_array_foreach(json_object_get(json, "parts"), i, part) parts += (size_t)json_integer_value(json_object_get(part, "bytes"));
+            json_array_foreach(json_object_get(json, "parts"), i, part)
+                parts += (size_t)json_integer_value(json_object_get(part, "bytes"));
             assert_int_equal(parts + plan.mem[SFT_MEM_WORK].peak, sum);
             assert_int_equal(json_integer_value(json_object_get(json, "bytes")), sum);
             json_decref(json);
@@ -435,10 +459,16 @@ static void a_document_continues_from_a_cache(void **state) {
         const int64_t pieces[] = {0, 9, 10, 11, 23};
         for (int p = 0; p < 4; p++) {
             int64_t from = pieces[p], n = pieces[p + 1] - from;
-            SftBatch piece = {.n = n, .ids = d.ids + from, .target = d.target + from, .pos = d.pos + from, .begin = d.begin + from, .end = d.end + from};
+            SftBatch piece = {.n = n,
+                              .ids = d.ids + from,
+                              .target = d.target + from,
+                              .pos = d.pos + from,
+                              .begin = d.begin + from,
+                              .end = d.end + from};
             sft_forward_cached(&f->c, m, &piece, &cache);
             double far = furthest(whole + from * f->arch.C, m->final.data, n * f->arch.C);
-            if (!(far <= 5e-6)) fail_msg("%s: tokens from %d on differ by %g", mixed[k / 2], (int)from, far); // numbers up to 4
+            if (!(far <= 5e-6))
+                fail_msg("%s: tokens from %d on differ by %g", mixed[k / 2], (int)from, far); // numbers up to 4
         }
         assert_int_equal(cache.n, 23);
         free(whole);
@@ -449,12 +479,13 @@ static void a_document_continues_from_a_cache(void **state) {
 }
 
 SFT_TEST_MAIN(cmocka_unit_test(every_family_gives_pytorchs_logits_loss_and_gradients),
-              cmocka_unit_test(three_steps_of_adamw_are_pytorchs), cmocka_unit_test(documents_in_one_row_are_as_if_alone),
-              cmocka_unit_test(a_smaller_batch_uses_part_of_the_plan),
-              cmocka_unit_test(checkpointing_changes_no_bit), cmocka_unit_test(a_loss_in_chunks_is_the_loss),
-              cmocka_unit_test(sixteen_bits_are_close),
+              cmocka_unit_test(three_steps_of_adamw_are_pytorchs),
+              cmocka_unit_test(documents_in_one_row_are_as_if_alone),
+              cmocka_unit_test(a_smaller_batch_uses_part_of_the_plan), cmocka_unit_test(checkpointing_changes_no_bit),
+              cmocka_unit_test(a_loss_in_chunks_is_the_loss), cmocka_unit_test(sixteen_bits_are_close),
 #ifndef SFT_NO_OPENMP
               cmocka_unit_test(threads_change_no_bit),
 #endif
               cmocka_unit_test(the_plan_is_what_is_used), cmocka_unit_test(nothing_to_learn_from_is_zero),
-              cmocka_unit_test(a_batch_that_does_not_fit_is_refused), cmocka_unit_test(a_document_continues_from_a_cache))
+              cmocka_unit_test(a_batch_that_does_not_fit_is_refused),
+              cmocka_unit_test(a_document_continues_from_a_cache))

@@ -65,21 +65,26 @@ static void types_round_to_nearest_even(void **state) {
     uint16_t *h = SFT_NEW(uint16_t, N);
     for (SftType type = SFT_BF16; type <= SFT_F16; type++) {
         int bits = type == SFT_F16 ? 10 : 7, bias = type == SFT_F16 ? 15 : 127;
-        for (int i = 0; i < N; i++) { // any bits; fp16's range and below; near, on and beside the middle of two neighbours
+        // any bits; fp16's range and below; near, on and beside the middle of two neighbours
+        for (int i = 0; i < N; i++) {
             uint64_t random = sft_random(7, type, 0, (uint64_t)i);
             x[i] = sft_bits_f32((uint32_t)random);
             if (i % 3 == 1) x[i] = (float)ldexp(sft_uniform(random) * 2 - 1, 17 - (int)(random % 48));
-            if (i % 3 == 2) x[i] = sft_bits_f32(((uint32_t)random & 0xffff8000u >> (10 - bits)) + (uint32_t)(random >> 33) % 3 - 1);
+            if (i % 3 == 2)
+                x[i] = sft_bits_f32(((uint32_t)random & 0xffff8000u >> (10 - bits)) + (uint32_t)(random >> 33) % 3 - 1);
         }
-        const float edges[] = {0.f, -0.f, 65504.f, 65519.99f, 65520.f, -65536.f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1p-126f, 0x1p-149f,
-                               0x1.ffcp-15f, 0x1.ffep-15f, 0x1.fffffep127f, -0x1.fep127f, 0x1.ffp127f, INFINITY, -INFINITY, NAN};
+        const float edges[] = {0.f, -0.f, 65504.f, 65519.99f, 65520.f, -65536.f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f,
+                               0x1p-126f, 0x1p-149f, 0x1.ffcp-15f, 0x1.ffep-15f, 0x1.fffffep127f, -0x1.fep127f,
+                               0x1.ffp127f, INFINITY, -INFINITY, NAN};
         memcpy(x, edges, sizeof edges);
         sft_from_f32(h, type, x, N);
         for (int i = 0; i < N; i++) {
             uint16_t one = type == SFT_F16 ? sft_f32_to_f16(x[i]) : sft_f32_to_bf16(x[i]);
-            if (isnan(x[i])) assert_true((h[i] & 0x7fff) > 0x7fff >> bits << bits && (one & 0x7fff) > 0x7fff >> bits << bits);
+            if (isnan(x[i]))
+                assert_true((h[i] & 0x7fff) > 0x7fff >> bits << bits && (one & 0x7fff) > 0x7fff >> bits << bits);
             else if (h[i] != nearest(x[i], bits, bias) || one != h[i])
-                fail_msg("%s of %a: %04x and %04x, expected %04x", sft_type_name(type), x[i], h[i], one, nearest(x[i], bits, bias));
+                fail_msg("%s of %a: %04x and %04x, expected %04x", sft_type_name(type), x[i], h[i], one,
+                         nearest(x[i], bits, bias));
         }
     }
     free(x), free(h);
@@ -118,5 +123,6 @@ static void files_are_replaced_whole(void **state) {
     unlink(path);
 }
 
-SFT_TEST_MAIN(cmocka_unit_test(arena_counts_what_it_gives), cmocka_unit_test(types_widen_every_number), cmocka_unit_test(types_round_to_nearest_even),
-              cmocka_unit_test(random_numbers_are_uniform_and_keyed), cmocka_unit_test(files_are_replaced_whole))
+SFT_TEST_MAIN(cmocka_unit_test(arena_counts_what_it_gives), cmocka_unit_test(types_widen_every_number),
+              cmocka_unit_test(types_round_to_nearest_even), cmocka_unit_test(random_numbers_are_uniform_and_keyed),
+              cmocka_unit_test(files_are_replaced_whole))

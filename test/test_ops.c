@@ -1,12 +1,12 @@
-/* [5] ops: every operation against float64 formulas, at shapes that fit no tile, in every storage type; gradients against
-   central differences of those formulas; the same bits with 1, 2 and 3 threads; workspace exactly as planned.
+/* [5] ops: every operation against float64 formulas, at shapes that fit no tile, in every storage type; gradients
+   against central differences of those formulas; the same bits with 1, 2 and 3 threads; workspace exactly as planned.
 
-   A value is a tensor and its elements as doubles, rounded to the tensor's type, so that a reference starts from the very
-   numbers that the op sees. What may differ is then the op's own arithmetic. The tolerance of one output is
+   A value is a tensor and its elements as doubles, rounded to the tensor's type, so that a reference starts from the
+   very numbers that the op sees. What may differ is then the op's own arithmetic. The tolerance of one output is
        half a unit of the output's type (its one rounding) * |reference|  +  4 * 2^-24 * size
    where size is the sum of the absolute values of the terms that make the output: n terms added in fp32 in any order
-   differ by about sqrt(n) 2^-24 times their root mean square, which is less than 2^-24 size; exp, erf and division inside
-   the terms add a few units of 2^-24 each. */
+   differ by about sqrt(n) 2^-24 times their root mean square, which is less than 2^-24 size; exp, erf and division
+   inside the terms add a few units of 2^-24 each. */
 #include "test.h"
 
 typedef struct {
@@ -43,10 +43,13 @@ static void check(const char *what, SftTensor got, const double *want, const dou
         float f;
         sft_to_f32(&f, (char *)got.data + (size_t)i * sft_type_size(got.type), got.type, 1);
         fingerprint = (fingerprint ^ sft_f32_bits(f)) * 0x100000001b3u;
-        double tolerance = half_unit[got.type] * 1.01 * fabs(want[i]) + 4 * 0x1p-24 * factor * (size ? size[i] : fabs(want[i])) + (got.type == SFT_F16 ? 0x1p-25 : 1e-37);
+        double tolerance = half_unit[got.type] * 1.01 * fabs(want[i]) +
+                           4 * 0x1p-24 * factor * (size ? size[i] : fabs(want[i])) +
+                           (got.type == SFT_F16 ? 0x1p-25 : 1e-37);
         if (!(fabs((double)f - want[i]) <= tolerance))
-            fail_msg("%s, %s [%ld,%ld,%ld], element %ld: got %.9g, want %.9g, tolerance %.3g", what, sft_type_name(got.type), (long)got.dim[0], (long)got.dim[1],
-                     (long)got.dim[2], (long)i, (double)f, want[i], tolerance);
+            fail_msg("%s, %s [%ld,%ld,%ld], element %ld: got %.9g, want %.9g, tolerance %.3g", what,
+                     sft_type_name(got.type), (long)got.dim[0], (long)got.dim[1], (long)got.dim[2], (long)i, (double)f,
+                     want[i], tolerance);
     }
 }
 
@@ -91,18 +94,23 @@ static void formulae_are_accurate(void **state) {
         WORST(3, sft_gelu_tanh(x), act(x, SFT_GELU_TANH), 1 + fabs(at));
         WORST(4, sft_gelu_tanh_grad(x), act_grad(x, SFT_GELU_TANH), 1);
         WORST(5, sft_silu_grad(x), sigmoid(x) * (1 + x * (1 - sigmoid(x))), 1);
-        if (fabs(at) < 5) WORST(6, sft_normal(-fabsf(x), &density), 0.5 * erfc(fabs((double)x) / sqrt(2)), 0.5 * erfc(fabs((double)x) / sqrt(2)));
+        if (fabs(at) < 5)
+            WORST(6, sft_normal(-fabsf(x), &density), 0.5 * erfc(fabs((double)x) / sqrt(2)),
+                  0.5 * erfc(fabs((double)x) / sqrt(2)));
     }
     const double bound[7] = {1e-7, 1e-7, 3e-7, 1e-7, 3e-7, 1e-6, 1e-6}; // what sft.h promises
     for (int i = 0; i < 7; i++)
         if (!(worst[i] < bound[i])) fail_msg("formula %d: error %g", i, worst[i]);
-    assert_true(sft_exp(-INFINITY) == 0 && sft_exp(-88) == 0 && sft_exp(89) == INFINITY && isnan(sft_exp(NAN)) && sft_exp(0) == 1);
-    assert_true(isnan(sft_gelu(NAN)) && isnan(sft_silu(NAN)) && sft_silu(-200) == 0 && sft_gelu(-40) == 0 && sft_gelu(40) == 40);
+    assert_true(sft_exp(-INFINITY) == 0 && sft_exp(-88) == 0 && sft_exp(89) == INFINITY && isnan(sft_exp(NAN)) &&
+                sft_exp(0) == 1);
+    assert_true(isnan(sft_gelu(NAN)) && isnan(sft_silu(NAN)) && sft_silu(-200) == 0 && sft_gelu(-40) == 0 &&
+                sft_gelu(40) == 40);
 }
 
 // --- matmul --------------------------------------------------------------------------------------------------------
 // out[M,N] = sum over k of a(i,k) b(j,k), with the sum of absolute values
-static void product(double *out, double *size, const double *a, int64_t ar, int64_t ac, const double *b, int64_t br, int64_t bc, int64_t M, int64_t N, int64_t K) {
+static void product(double *out, double *size, const double *a, int64_t ar, int64_t ac, const double *b, int64_t br,
+                    int64_t bc, int64_t M, int64_t N, int64_t K) {
     for (int64_t i = 0; i < M; i++)
         for (int64_t j = 0; j < N; j++) {
             double s = 0, z = 0;
@@ -115,8 +123,10 @@ static void product(double *out, double *size, const double *a, int64_t ar, int6
 }
 
 static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a, bool extras) {
-    Val x = value(type, N, I, 1, 1), w = value(type, O, I, 1, 1), y = value(type, N, O, 1, 1), pre = extras ? value(type, N, O, 1, 1) : none;
-    Val bias = extras ? value(type, O, 1, 1, 1) : none, dy = value(type, N, O, 1, 1), dx = value(type, N, I, 1, 1), dpre = value(type, N, I, 1, 1);
+    Val x = value(type, N, I, 1, 1), w = value(type, O, I, 1, 1), y = value(type, N, O, 1, 1),
+        pre = extras ? value(type, N, O, 1, 1) : none;
+    Val bias = extras ? value(type, O, 1, 1, 1) : none, dy = value(type, N, O, 1, 1), dx = value(type, N, I, 1, 1),
+        dpre = value(type, N, I, 1, 1);
     Val dw = value(SFT_F32, O, I, 1, 1), db = value(SFT_F32, O, 1, 1, 1);
     double *z = doubles(N * O), *size = doubles(N * O);
     product(z, size, x.x, I, 1, w.x, I, 1, N, O, I);
@@ -152,7 +162,9 @@ static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a,
 
 static void matmul_works(void **state) {
     (void)state;
-    static const int shape[][3] = {{0, 5, 7}, {1, 1, 1}, {1, 97, 33}, {3, 1500, 70}, {4, 33, 97}, {5, 33, 97}, {64, 64, 64}, {97, 130, 31}, {130, 7, 257}, {17, 801, 35}, {9, 35, 801}, {801, 9, 5}};
+    static const int shape[][3] = {{0, 5, 7},     {1, 1, 1},     {1, 97, 33},  {3, 1500, 70},
+                                   {4, 33, 97},   {5, 33, 97},   {64, 64, 64}, {97, 130, 31},
+                                   {130, 7, 257}, {17, 801, 35}, {9, 35, 801}, {801, 9, 5}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         for (int type = 0; type < SFT_TYPES; type++) {
             matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], SFT_LINEAR, false);
@@ -195,7 +207,8 @@ static void attention(double *y, double *lse, const double *q, const double *k, 
         }
     free(p);
 }
-static void attention_grad(double *dq, double *dk, double *dv, const double *dy, const double *y, const double *lse, const double *q, const double *k, const double *v, const Att *t) {
+static void attention_grad(double *dq, double *dk, double *dv, const double *dy, const double *y, const double *lse,
+                           const double *q, const double *k, const double *v, const Att *t) {
     for (int64_t i = 0; i < t->N; i++)
         for (int64_t h = 0; h < t->H; h++) {
             int64_t g = h / (t->H / t->K), low = t->begin[i], at = (i * t->H + h) * t->D;
@@ -203,9 +216,11 @@ static void attention_grad(double *dq, double *dk, double *dv, const double *dy,
             for (int64_t j = low; j <= i; j++) {
                 int64_t kat = (j * t->K + g) * t->D;
                 double s = 0, dp = 0, delta = 0;
-                for (int64_t d = 0; d < t->D; d++) s += q[at + d] * k[kat + d], dp += dy[at + d] * v[kat + d], delta += dy[at + d] * y[at + d];
+                for (int64_t d = 0; d < t->D; d++)
+                    s += q[at + d] * k[kat + d], dp += dy[at + d] * v[kat + d], delta += dy[at + d] * y[at + d];
                 double p = exp(s * t->scale - lse[i * t->H + h]), ds = p * (dp - delta) * t->scale;
-                for (int64_t d = 0; d < t->D; d++) dq[at + d] += ds * k[kat + d], dk[kat + d] += ds * q[at + d], dv[kat + d] += p * dy[at + d];
+                for (int64_t d = 0; d < t->D; d++)
+                    dq[at + d] += ds * k[kat + d], dk[kat + d] += ds * q[at + d], dv[kat + d] += p * dy[at + d];
             }
         }
 }
@@ -220,9 +235,11 @@ static int32_t *documents(int32_t **end, int64_t N, int64_t length) { // documen
     return begin;
 }
 
-static void attention_case(SftType type, int64_t N, int64_t M, int64_t H, int64_t K, int64_t D, int64_t document, int64_t window) {
+static void attention_case(SftType type, int64_t N, int64_t M, int64_t H, int64_t K, int64_t D, int64_t document,
+                           int64_t window) {
     int32_t *end, *begin = documents(&end, N, document);
-    Val q = value(type, N, H, D, 2), k = value(type, M, K, D, 2), v = value(type, M, K, D, 1), y = value(type, N, H, D, 1), lse = value(SFT_F32, N, H, 1, 1);
+    Val q = value(type, N, H, D, 2), k = value(type, M, K, D, 2), v = value(type, M, K, D, 1),
+        y = value(type, N, H, D, 1), lse = value(SFT_F32, N, H, 1, 1);
     Att t = {N, M, H, K, D, window, begin, (float)(1 / sqrt((double)D))};
     double *ry = doubles(N * H * D), *rl = doubles(N * H), *size = doubles(SFT_MAX(N * H, M * K) * D);
     attention(ry, rl, q.x, k.x, v.x, &t);
@@ -232,7 +249,8 @@ static void attention_case(SftType type, int64_t N, int64_t M, int64_t H, int64_
     check("attention", y.t, ry, size, 1);
     check("attention lse", lse.t, rl, size, 1);
     if (M == N) {
-        Val dy = value(type, N, H, D, 1), dq = value(type, N, H, D, 1), dk = value(type, M, K, D, 1), dv = value(type, M, K, D, 1);
+        Val dy = value(type, N, H, D, 1), dq = value(type, N, H, D, 1), dk = value(type, M, K, D, 1),
+            dv = value(type, M, K, D, 1);
         double *rq = doubles(N * H * D), *rk = doubles(M * K * D), *rv = doubles(M * K * D), *yx = doubles(N * H * D);
         // backward is given the y that was stored, rounded as it is
         for (int64_t i = 0; i < N * H * D; i++) {
@@ -241,7 +259,8 @@ static void attention_case(SftType type, int64_t N, int64_t M, int64_t H, int64_
         }
         attention_grad(rq, rk, rv, dy.x, yx, rl, q.x, k.x, v.x, &t);
         RUN(attention_backward, dq.t, dk.t, dv.t, dy.t, y.t, lse.t, q.t, k.t, v.t, begin, end, (float)t.scale, window);
-        // dP - delta is up to 2 sqrt(D)-ish and cancels; dk and dv sum over group and queries with weights that sum to about group
+        // dP - delta is up to 2 sqrt(D)-ish and cancels; dk and dv sum over group and queries with weights that sum to
+        // about group
         double more = 4.0 * (double)(H / K);
         check("attention dq", dq.t, rq, size, 4);
         check("attention dk", dk.t, rk, size, more);
@@ -274,7 +293,8 @@ static void attention_works(void **state) {
 // A reference in float64 as a function of its inputs: out[] from in[0..3]; `arg` are the dimensions.
 typedef void Function(double *out, double *const *in, const void *arg);
 // d sum(dy * f(in)) / d in[which]. With h = 1e-4 the error is about h^2 of the third derivative and 1e-16 / h: 1e-8.
-static double *difference(Function *f, double **in, int which, int64_t n, const double *dy, int64_t outs, const void *arg) {
+static double *difference(Function *f, double **in, int which, int64_t n, const double *dy, int64_t outs,
+                          const void *arg) {
     double *g = doubles(n), *a = doubles(outs), *b = doubles(outs), h = 1e-4;
     for (int64_t i = 0; i < n; i++) {
         double x = in[which][i];
@@ -304,15 +324,19 @@ static void norm(double *y, double *const *in, const void *arg) { // x, w, b
         double mean = 0, square = 0;
         for (int64_t j = 0; j < t->C; j++) mean += t->centred ? x[j] / (double)t->C : 0;
         for (int64_t j = 0; j < t->C; j++) square += (x[j] - mean) * (x[j] - mean) / (double)t->C;
-        for (int64_t j = 0; j < t->C; j++) y[i * t->C + j] = (x[j] - mean) / sqrt(square + t->eps) * in[1][j] + (t->bias ? in[2][j] : 0);
+        for (int64_t j = 0; j < t->C; j++)
+            y[i * t->C + j] = (x[j] - mean) / sqrt(square + t->eps) * in[1][j] + (t->bias ? in[2][j] : 0);
     }
 }
 static void norm_case(SftType type, int64_t rows, int64_t C, bool centred, bool bias, bool residual) {
     const Norm t = {rows, C, centred, bias, (float)1e-5};
-    Val x = value(type, rows, C, 1, 2), w = value(type, C, 1, 1, 1), b = bias ? value(type, C, 1, 1, 1) : none, y = value(type, rows, C, 1, 1);
-    Val stat = value(SFT_F32, rows, centred ? 2 : 1, 1, 1), dy = value(type, rows, C, 1, 1), dx = value(type, rows, C, 1, 1);
+    Val x = value(type, rows, C, 1, 2), w = value(type, C, 1, 1, 1), b = bias ? value(type, C, 1, 1, 1) : none,
+        y = value(type, rows, C, 1, 1);
+    Val stat = value(SFT_F32, rows, centred ? 2 : 1, 1, 1), dy = value(type, rows, C, 1, 1),
+        dx = value(type, rows, C, 1, 1);
     Val dw = value(SFT_F32, C, 1, 1, 1), db = bias ? value(SFT_F32, C, 1, 1, 1) : none;
-    double *in[3] = {x.x, w.x, b.x}, *want = doubles(rows * C), *size = constant(rows * C, 8), *many = constant(C, 8.0 * (double)rows + 8);
+    double *in[3] = {x.x, w.x, b.x}, *want = doubles(rows * C), *size = constant(rows * C, 8),
+           *many = constant(C, 8.0 * (double)rows + 8);
     norm(want, in, &t);
     for (int64_t i = 0; i < rows * C; i++) { // u is wrong by 2^-24 |x| rstd, and dx by that times rstd
         const double *row = x.x + i / C * C;
@@ -324,7 +348,8 @@ static void norm_case(SftType type, int64_t rows, int64_t C, bool centred, bool 
     if (centred) RUN(layernorm_forward, y.t, stat.t, x.t, w.t, b.t, (float)1e-5);
     else RUN(rmsnorm_forward, y.t, stat.t, x.t, w.t, (float)1e-5);
     check("norm", y.t, want, size, 1);
-    double *gx = difference(norm, in, 0, rows * C, dy.x, rows * C, &t), *gw = difference(norm, in, 1, C, dy.x, rows * C, &t);
+    double *gx = difference(norm, in, 0, rows * C, dy.x, rows * C, &t),
+           *gw = difference(norm, in, 1, C, dy.x, rows * C, &t);
     double *gb = bias ? difference(norm, in, 2, C, dy.x, rows * C, &t) : doubles(0);
     if (residual) add_to(gx, dx.x, rows * C); // dx is the residual's gradient too
     add_to(gw, dw.x, C);
@@ -342,7 +367,8 @@ static void norms_work(void **state) {
     static const int shape[][2] = {{0, 5}, {1, 3}, {3, 33}, {19, 8}, {35, 17}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         for (int type = 0; type < SFT_TYPES; type++)
-            for (int k = 0; k < 6; k++) norm_case((SftType)type, shape[s][0], shape[s][1], k < 4, k < 4 && k & 1, k & 2);
+            for (int k = 0; k < 6; k++)
+                norm_case((SftType)type, shape[s][0], shape[s][1], k < 4, k < 4 && k & 1, k & 2);
     norm_case(SFT_F32, 1100, 3, false, false, true); // more than 64 blocks of 16 rows
 }
 
@@ -352,13 +378,16 @@ static void embedding_works(void **state) {
     for (int type = 0; type < SFT_TYPES; type++)
         for (int learned = 0; learned < 2; learned++)
             for (int64_t N = 0; N < 60; N += 29) {
-                enum { V = 11, P = 7, C = 1030 }; // more than a piece of a row; few ids, so that rows are met again and again
+                // more than a piece of a row; few ids, so that rows are met again and again
+                enum { V = 11, P = 7, C = 1030 };
                 int32_t ids[64], pos[64];
                 for (int i = 0; i < 64; i++) ids[i] = i * i % V, pos[i] = i % P;
-                Val wte = value((SftType)type, V, C, 1, 1), wpe = learned ? value((SftType)type, P, C, 1, 1) : none, x = value((SftType)type, N, C, 1, 1), dx = value((SftType)type, N, C, 1, 1);
+                Val wte = value((SftType)type, V, C, 1, 1), wpe = learned ? value((SftType)type, P, C, 1, 1) : none,
+                    x = value((SftType)type, N, C, 1, 1), dx = value((SftType)type, N, C, 1, 1);
                 Val dwte = value(SFT_F32, V, C, 1, 1), dwpe = learned ? value(SFT_F32, P, C, 1, 1) : none;
                 double *want = doubles(N * C), *size = constant(V * C, 60);
-                for (int64_t i = 0; i < N * C; i++) want[i] = wte.x[ids[i / C] * C + i % C] + (learned ? wpe.x[pos[i / C] * C + i % C] : 0);
+                for (int64_t i = 0; i < N * C; i++)
+                    want[i] = wte.x[ids[i / C] * C + i % C] + (learned ? wpe.x[pos[i / C] * C + i % C] : 0);
                 RUN(embedding_forward, x.t, wte.t, wpe.t, ids, pos);
                 check("embedding", x.t, want, NULL, 1);
                 RUN(embedding_backward, dwte.t, dwpe.t, dx.t, ids, pos);
@@ -378,7 +407,8 @@ static void rows_and_types_work(void **state) {
     for (int type = 0; type < SFT_TYPES; type++)
         for (int64_t C = 1; C < 6000; C += 1777) { // 6 x 5332 elements: several blocks
             const int32_t index[4] = {5, 0, 3, 2};
-            Val x = value((SftType)type, 6, C, 1, 1), y = value((SftType)type, 4, C, 1, 1), z = value((SftType)((type + 1) % SFT_TYPES), 6, C, 1, 1);
+            Val x = value((SftType)type, 6, C, 1, 1), y = value((SftType)type, 4, C, 1, 1),
+                z = value((SftType)((type + 1) % SFT_TYPES), 6, C, 1, 1);
             RUN(gather_rows, y.t, x.t, index);
             for (int64_t i = 0; i < 4 * C; i++) y.x[i] = x.x[index[i / C] * C + i % C];
             check("gather", y.t, y.x, NULL, 0);
@@ -404,15 +434,27 @@ static void rope_table_is_that_of_transformers(void **state) {
     size_t at;
     json_array_foreach(all, at, g) {
 #define GOLD(key) json_number_value(json_object_get(g, key))
-        SftArch a = {.D = (int64_t)GOLD("D"), .P = (int64_t)GOLD("P"), .rope = (SftRopeType)GOLD("type"), .rope_theta = GOLD("theta"), .rope_factor = GOLD("factor"),
-                     .rope_low = GOLD("low"), .rope_high = GOLD("high"), .rope_original = GOLD("original"), .rope_attention = GOLD("attention"),
-                     .rope_beta_fast = GOLD("beta_fast"), .rope_beta_slow = GOLD("beta_slow"), .rope_truncate = GOLD("truncate") != 0};
-        const int32_t length = (int32_t)GOLD("length"); // of the document; its last token is compared, beside another document's
+        SftArch a = {.D = (int64_t)GOLD("D"),
+                     .P = (int64_t)GOLD("P"),
+                     .rope = (SftRopeType)GOLD("type"),
+                     .rope_theta = GOLD("theta"),
+                     .rope_factor = GOLD("factor"),
+                     .rope_low = GOLD("low"),
+                     .rope_high = GOLD("high"),
+                     .rope_original = GOLD("original"),
+                     .rope_attention = GOLD("attention"),
+                     .rope_beta_fast = GOLD("beta_fast"),
+                     .rope_beta_slow = GOLD("beta_slow"),
+                     .rope_truncate = GOLD("truncate") != 0};
+        // of the document; its last token is compared, beside another document's
+        const int32_t length = (int32_t)GOLD("length");
         const int32_t pos[2] = {0, length - 1}, begin[2] = {0, 1}, end[2] = {1, 1 + length};
         Val table = value(SFT_F32, 2, a.D, 1, 1);
         double *size = constant(2 * a.D, length / 2500.0 * 6e-4 / (4 * 0x1p-24) + 4);
         RUN(rope_table, table.t, &a, pos, begin, end);
-        for (int64_t j = 0; j < 2 * a.D; j++) table.x[j] = j < a.D ? (j < a.D / 2 ? json_number_value(json_object_get(g, "factor_out")) : 0) : json_number_value(json_array_get(json_object_get(g, "table"), (size_t)(j - a.D)));
+        for (int64_t j = 0; j < 2 * a.D; j++)
+            table.x[j] = j < a.D ? (j < a.D / 2 ? json_number_value(json_object_get(g, "factor_out")) : 0)
+                                 : json_number_value(json_array_get(json_object_get(g, "table"), (size_t)(j - a.D)));
         check("rope table", table.t, table.x, size, 1);
         free(size);
         drop(table);
@@ -434,7 +476,9 @@ static void rope_turns_and_turns_back(void **state) {
     static const int shape[][3] = {{0, 2, 8}, {1, 1, 2}, {13, 3, 10}, {700, 1, 64}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         for (int type = 0; type < SFT_TYPES; type++) {
-            Val x = value((SftType)type, shape[s][0], shape[s][1], shape[s][2], 1), dx = value((SftType)type, shape[s][0], shape[s][1], shape[s][2], 1), table = value(SFT_F32, shape[s][0], shape[s][2], 1, 1);
+            Val x = value((SftType)type, shape[s][0], shape[s][1], shape[s][2], 1),
+                dx = value((SftType)type, shape[s][0], shape[s][1], shape[s][2], 1),
+                table = value(SFT_F32, shape[s][0], shape[s][2], 1, 1);
             const Rope t = {shape[s][0], shape[s][1], shape[s][2], table.x};
             double *in[1] = {x.x}, *want = doubles(x.n), *size = constant(x.n, 2);
             double *g = x.n < 1000 ? difference(rope, in, 0, x.n, dx.x, x.n, &t) : NULL;
@@ -459,8 +503,10 @@ static void attention_gradient_is_right(void **state) {
     (void)state;
     int32_t *end, *begin = documents(&end, 13, 8);
     const Att t = {13, 13, 4, 2, 3, 4, begin, 0.7};
-    Val q = value(SFT_F32, 13, 4, 3, 2), k = value(SFT_F32, 13, 2, 3, 2), v = value(SFT_F32, 13, 2, 3, 1), dy = value(SFT_F32, 13, 4, 3, 1);
-    double *in[3] = {q.x, k.x, v.x}, *d[3] = {doubles(q.n), doubles(k.n), doubles(k.n)}, *y = doubles(q.n), *lse = doubles(13 * 4);
+    Val q = value(SFT_F32, 13, 4, 3, 2), k = value(SFT_F32, 13, 2, 3, 2), v = value(SFT_F32, 13, 2, 3, 1),
+        dy = value(SFT_F32, 13, 4, 3, 1);
+    double *in[3] = {q.x, k.x, v.x}, *d[3] = {doubles(q.n), doubles(k.n), doubles(k.n)}, *y = doubles(q.n),
+           *lse = doubles(13 * 4);
     attention(y, lse, q.x, k.x, v.x, &t);
     attention_grad(d[0], d[1], d[2], dy.x, y, lse, q.x, k.x, v.x, &t);
     for (int which = 0; which < 3; which++) {
@@ -482,12 +528,16 @@ static void swiglu_works(void **state) {
     static const int shape[][2] = {{0, 7}, {1, 1}, {5, 33}, {9, 4111}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         for (int type = 0; type < SFT_TYPES; type++) {
-            Val gate = value((SftType)type, shape[s][0], shape[s][1], 1, 6), up = value((SftType)type, shape[s][0], shape[s][1], 1, 1), dy = value((SftType)type, shape[s][0], shape[s][1], 1, 1), y = value((SftType)type, shape[s][0], shape[s][1], 1, 1);
+            Val gate = value((SftType)type, shape[s][0], shape[s][1], 1, 6),
+                up = value((SftType)type, shape[s][0], shape[s][1], 1, 1),
+                dy = value((SftType)type, shape[s][0], shape[s][1], 1, 1),
+                y = value((SftType)type, shape[s][0], shape[s][1], 1, 1);
             double *in[2] = {gate.x, up.x}, *want = doubles(y.n), *size = constant(y.n, 12);
             swiglu(want, in, &y.n);
             RUN(swiglu_forward, y.t, gate.t, up.t);
             check("swiglu", y.t, want, size, 1);
-            for (int64_t i = 0; i < y.n; i++) { // each output depends on its own two inputs: a difference is one evaluation
+            // each output depends on its own two inputs: a difference is one evaluation
+            for (int64_t i = 0; i < y.n; i++) {
                 double h = 1e-5, x = gate.x[i], u = up.x[i];
                 in[0][i] = dy.x[i] * ((x + h) * sigmoid(x + h) - (x - h) * sigmoid(x - h)) / (2 * h) * u;
                 in[1][i] = dy.x[i] * x * sigmoid(x);
@@ -509,14 +559,19 @@ static void cross_entropy_works(void **state) {
                 int64_t N = shape[s][0], V = shape[s][1], Vp = shape[s][2];
                 Val logits = value((SftType)type, N, Vp, 1, 20), loss = value(SFT_F32, N, 1, 1, 1);
                 int32_t target[8];
-                double *want = doubles(N), *g = doubles(N * Vp), *size = constant(N, 40), *gsize = doubles(N * Vp), scale = backward ? 0.37 : 0;
+                double *want = doubles(N), *g = doubles(N * Vp), *size = constant(N, 40), *gsize = doubles(N * Vp),
+                       scale = backward ? 0.37 : 0;
                 for (int64_t i = 0; i < N; i++) {
                     const double *x = logits.x + i * Vp;
                     double sum = 0;
                     target[i] = i % 3 == 1 ? -100 : (int32_t)((i * 997 + V - 1) % V);
                     for (int64_t j = 0; j < V; j++) sum += exp(x[j]);
                     want[i] = target[i] < 0 ? 0 : log(sum) - x[target[i]];
-                    for (int64_t j = 0; j < V && target[i] >= 0; j++) g[i * Vp + j] = (float)scale * (exp(x[j]) / sum - (j == target[i])), gsize[i * Vp + j] = 40 * scale * exp(x[j]) / sum; // the log-sum-exp, up to 20 + log V, is wrong by 2^-24 of that
+                    // the log-sum-exp, up to 20 + log V, is wrong by 2^-24 of that
+                    for (int64_t j = 0; j < V && target[i] >= 0; j++) {
+                        g[i * Vp + j] = (float)scale * (exp(x[j]) / sum - (j == target[i]));
+                        gsize[i * Vp + j] = 40 * scale * exp(x[j]) / sum;
+                    }
                 }
                 RUN(cross_entropy, loss.t, logits.t, target, V, (float)scale);
                 check("loss", loss.t, want, size, 1);
@@ -535,11 +590,13 @@ static void sums_work(void **state) {
             for (int64_t i = 0; i < n; i++) want[0] += x.x[i], want[1] += x.x[i] * x.x[i];
             RUN(sums, sum, x.t);
             fingerprint = (fingerprint ^ sft_f32_bits((float)(1e6 * sum[0]))) * 0x100000001b3u;
-            assert_true(fabs(sum[0] - want[0]) < 1e-13 * (double)(n + 10) && fabs(sum[1] - want[1]) < 1e-13 * (double)(n + 10)); // sqrt(3e5) 2^-53 a term
+            assert_true(fabs(sum[0] - want[0]) < 1e-13 * (double)(n + 10) &&
+                        fabs(sum[1] - want[1]) < 1e-13 * (double)(n + 10)); // sqrt(3e5) 2^-53 a term
             if (n > 1) {
                 const float bad[3] = {INFINITY, -INFINITY, NAN};
                 for (int k = 0; k < 3; k++) {
-                    sft_from_f32((char *)x.t.data + (size_t)(n - 1 - k % 2) * sft_type_size((SftType)type), (SftType)type, &bad[k], 1);
+                    sft_from_f32((char *)x.t.data + (size_t)(n - 1 - k % 2) * sft_type_size((SftType)type),
+                                 (SftType)type, &bad[k], 1);
                     sum[0] = sum[1] = 0;
                     RUN(sums, sum, x.t);
                     assert_true(!isfinite(sum[0]) && !isfinite(sum[1]));
@@ -553,12 +610,14 @@ static void adamw_is_that_of_pytorch(void **state) {
     (void)state;
     for (int type = 0; type < SFT_TYPES; type++)
         for (int64_t n = 0; n < 20000; n = 9 * n + 1) {
-            Val w = value(SFT_F32, n, 1, 1, 1), m = value(SFT_F32, n, 1, 1, 0.1), v = value(SFT_F32, n, 1, 1, 0.01), grad = value(SFT_F32, n, 1, 1, 8), low = type ? value((SftType)type, n, 1, 1, 1) : none;
+            Val w = value(SFT_F32, n, 1, 1, 1), m = value(SFT_F32, n, 1, 1, 0.1), v = value(SFT_F32, n, 1, 1, 0.01),
+                grad = value(SFT_F32, n, 1, 1, 8), low = type ? value((SftType)type, n, 1, 1, 1) : none;
             const double lr = 0.01, decay = 0.1, eps = 1e-8, b1 = 0.9, b2 = 0.999, factor = 0.25;
             const float f = (float)factor;
             double *size = constant(n, 2);
             const int t = 3;
-            for (int64_t i = 0; i < n; i++) ((float *)v.t.data)[i] = fabsf(((float *)v.t.data)[i]), v.x[i] = fabs(v.x[i]);
+            for (int64_t i = 0; i < n; i++)
+                ((float *)v.t.data)[i] = fabsf(((float *)v.t.data)[i]), v.x[i] = fabs(v.x[i]);
             SftAdam adam = {lr, b1, b2, eps, decay, 1 - pow(b1, t), 1 - pow(b2, t)};
             for (int64_t i = 0; i < n; i++) { // torch/optim/adamw.py, _single_tensor_adamw
                 double g = factor * grad.x[i];
@@ -582,7 +641,10 @@ static void adamw_is_that_of_pytorch(void **state) {
 }
 
 // --- what holds for all of them --------------------------------------------------------------------------------------
-static void (*const everything[])(void **) = {matmul_works, attention_works, norms_work, embedding_works, rows_and_types_work, rope_turns_and_turns_back, swiglu_works, cross_entropy_works, sums_work, adamw_is_that_of_pytorch};
+static void (*const everything[])(void **) = {
+    matmul_works,        attention_works,           norms_work,   embedding_works,
+    rows_and_types_work, rope_turns_and_turns_back, swiglu_works, cross_entropy_works,
+    sums_work,           adamw_is_that_of_pytorch};
 static void threads_change_nothing(void **state) {
 #ifdef SFT_NO_OPENMP
     (void)state;
@@ -606,23 +668,31 @@ static void planning_needs_no_data(void **state) {
     (void)state;
     SftArena plan = {.name = "plan"};
     SftCtx c = {&sft_cpu, NULL, &plan, 0, 0};
-    SftTensor x = sft_tensor(NULL, SFT_BF16, 40, 64, 1), w = sft_tensor(NULL, SFT_BF16, 100, 64, 1), y = sft_tensor(NULL, SFT_BF16, 40, 100, 1), f = sft_tensor(NULL, SFT_F32, 40, 64, 1);
-    SftTensor q = sft_tensor(NULL, SFT_BF16, 40, 4, 16), k = sft_tensor(NULL, SFT_BF16, 40, 2, 16), n = sft_tensor(NULL, SFT_BF16, 64, 1, 1), s = sft_tensor(NULL, SFT_F32, 40, 2, 1);
+    SftTensor x = sft_tensor(NULL, SFT_BF16, 40, 64, 1), w = sft_tensor(NULL, SFT_BF16, 100, 64, 1),
+              y = sft_tensor(NULL, SFT_BF16, 40, 100, 1), f = sft_tensor(NULL, SFT_F32, 40, 64, 1);
+    SftTensor q = sft_tensor(NULL, SFT_BF16, 40, 4, 16), k = sft_tensor(NULL, SFT_BF16, 40, 2, 16),
+              n = sft_tensor(NULL, SFT_BF16, 64, 1, 1), s = sft_tensor(NULL, SFT_F32, 40, 2, 1);
     SftArch a = {.D = 16, .rope = SFT_ROPE_PLAIN};
     const SftOps *o = &sft_cpu;
     o->embedding_forward(&c, x, w, SFT_NONE, NULL, NULL), o->embedding_backward(&c, w, SFT_NONE, x, NULL, NULL);
     o->layernorm_forward(&c, x, s, x, n, n, 1e-5f), o->layernorm_backward(&c, x, n, n, x, x, x, n, s);
     o->rmsnorm_forward(&c, x, s, x, n, 1e-5f), o->rmsnorm_backward(&c, x, n, x, x, x, n, s);
-    o->matmul_forward(&c, y, y, x, w, n, y, SFT_GELU), o->matmul_backward_x(&c, x, y, w, x, SFT_GELU, true), o->matmul_backward_w(&c, w, n, y, x);
+    o->matmul_forward(&c, y, y, x, w, n, y, SFT_GELU), o->matmul_backward_x(&c, x, y, w, x, SFT_GELU, true),
+        o->matmul_backward_w(&c, w, n, y, x);
     o->rope_table(&c, f, &a, NULL, NULL, NULL), o->rope_forward(&c, q, f), o->rope_backward(&c, q, f);
-    o->attention_forward(&c, q, s, q, k, k, NULL, 1, 0), o->attention_backward(&c, q, k, k, q, q, s, q, k, k, NULL, NULL, 1, 0);
+    o->attention_forward(&c, q, s, q, k, k, NULL, 1, 0),
+        o->attention_backward(&c, q, k, k, q, q, s, q, k, k, NULL, NULL, 1, 0);
     o->swiglu_forward(&c, x, x, x), o->swiglu_backward(&c, x, x, x, x, x), o->cross_entropy(&c, s, y, NULL, 100, 1);
     o->gather_rows(&c, x, x, NULL), o->scatter_rows(&c, x, x, NULL), o->zero(&c, x), o->convert(&c, f, x);
     o->sums(&c, NULL, x), o->adamw(&c, x, f, f, f, f, NULL, (SftAdam){0});
     assert_true(plan.used == 0 && plan.peak > 0);
 }
 
-SFT_TEST_MAIN(cmocka_unit_test(formulae_are_accurate), cmocka_unit_test(matmul_works), cmocka_unit_test(large_matmul_works), cmocka_unit_test(attention_gradient_is_right), cmocka_unit_test(attention_works),
-              cmocka_unit_test(norms_work), cmocka_unit_test(embedding_works), cmocka_unit_test(rows_and_types_work), cmocka_unit_test(rope_table_is_that_of_transformers),
-              cmocka_unit_test(rope_turns_and_turns_back), cmocka_unit_test(swiglu_works), cmocka_unit_test(cross_entropy_works), cmocka_unit_test(sums_work),
-              cmocka_unit_test(adamw_is_that_of_pytorch), cmocka_unit_test(planning_needs_no_data), cmocka_unit_test(threads_change_nothing))
+SFT_TEST_MAIN(cmocka_unit_test(formulae_are_accurate), cmocka_unit_test(matmul_works),
+              cmocka_unit_test(large_matmul_works), cmocka_unit_test(attention_gradient_is_right),
+              cmocka_unit_test(attention_works), cmocka_unit_test(norms_work), cmocka_unit_test(embedding_works),
+              cmocka_unit_test(rows_and_types_work), cmocka_unit_test(rope_table_is_that_of_transformers),
+              cmocka_unit_test(rope_turns_and_turns_back), cmocka_unit_test(swiglu_works),
+              cmocka_unit_test(cross_entropy_works), cmocka_unit_test(sums_work),
+              cmocka_unit_test(adamw_is_that_of_pytorch), cmocka_unit_test(planning_needs_no_data),
+              cmocka_unit_test(threads_change_nothing))

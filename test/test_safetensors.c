@@ -23,7 +23,8 @@ static void put(const char *header, size_t data) {
     free(file);
 }
 
-#define ONE(dtype, shape, begin, end) "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
+#define ONE(dtype, shape, begin, end)                                                                                  \
+    "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
 static void good_files_open(void **state) {
     (void)state;
@@ -32,7 +33,8 @@ static void good_files_open(void **state) {
     assert_int_equal(f.n, 0);
     assert_null(sft_safetensors_find(&f, "a"));
     sft_safetensors_close(&f);
-    put("{\"__metadata__\":{\"format\":\"pt\"},\"b\":" ONE("F32", "[2,3]", 2, 26) ",\"a\":" ONE("BF16", "[]", 0, 2) ",\"none\":" ONE("I64", "[4,0]", 2, 2) "}   ", 26);
+    put("{\"__metadata__\":{\"format\":\"pt\"},\"b\":" ONE("F32", "[2,3]", 2, 26) ",\"a\":"
+        ONE("BF16", "[]", 0, 2) ",\"none\":" ONE("I64", "[4,0]", 2, 2) "}   ", 26);
     f = sft_safetensors_open(test_path);
     assert_int_equal(f.n, 3);
     const SftFileTensor *t = sft_safetensors_find(&f, "b");
@@ -142,7 +144,8 @@ static void written_files_read_back(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(good_files_open), cmocka_unit_test(bad_files_are_refused), cmocka_unit_test(cut_files_are_refused),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(good_files_open), cmocka_unit_test(bad_files_are_refused),
+                                       cmocka_unit_test(cut_files_are_refused),
                                        cmocka_unit_test(written_files_read_back)};
     return cmocka_run_group_tests(tests, make_folder, remove_folder) != 0;
 }

@@ -27,7 +27,8 @@ static void answer_slowly(Fixture *f, SftIds *out, const int32_t *prompt, int64_
     float *logits = SFT_NEW(float, f->arch.V);
     for (b.n = 0; b.n < n; b.n++) b.ids[b.n] = prompt[b.n];
     for (; b.n < n + count; b.n++) {
-        for (int64_t i = 0; i < b.n; i++) b.target[i] = -100, b.pos[i] = (int32_t)i, b.begin[i] = 0, b.end[i] = (int32_t)b.n;
+        for (int64_t i = 0; i < b.n; i++)
+            b.target[i] = -100, b.pos[i] = (int32_t)i, b.begin[i] = 0, b.end[i] = (int32_t)b.n;
         sft_forward(&f->c, &f->m, &b);
         sft__next_logits(&f->c, &f->m, logits, b.n - 1);
         int64_t best = 0;
@@ -48,7 +49,8 @@ static void a_cache_changes_nothing(void **state) {
         SftSampling greedy = {20, 0, 0, 1, 1, 0};
         answer_slowly(f, &slow, prompt, SFT_COUNT(prompt), 20);
         sft_generate(&f->c, &f->m, &fast, prompt, SFT_COUNT(prompt), NULL, 0, greedy, NULL, NULL);
-        sft_generate(&g->c, &g->m, &pieces, prompt, SFT_COUNT(prompt), NULL, 0, greedy, NULL, NULL); // prompt in threes and fours
+        // prompt in threes and fours
+        sft_generate(&g->c, &g->m, &pieces, prompt, SFT_COUNT(prompt), NULL, 0, greedy, NULL, NULL);
         assert_int_equal(fast.n, 20);
         assert_memory_equal(fast.ids, slow.ids, 20 * sizeof(int32_t));
         assert_memory_equal(pieces.ids, slow.ids, 20 * sizeof(int32_t));
@@ -94,7 +96,8 @@ static void check_draws(SftSampling how, const double *expected) {
     for (int i = 0; i < n; i++) count[sft__sample(logits, 5, how, (uint64_t)i, list)]++;
     for (int i = 0; i < 5; i++) { // 4.5 standard deviations
         double p = expected[i], deviation = sqrt(p * (1 - p) / n);
-        if (fabs((double)count[i] / n - p) > 4.5 * deviation) fail_msg("token %d: drawn %d of %d times, expected share %g", i, count[i], n, p);
+        if (fabs((double)count[i] / n - p) > 4.5 * deviation)
+            fail_msg("token %d: drawn %d of %d times, expected share %g", i, count[i], n, p);
     }
 }
 
@@ -102,7 +105,8 @@ static void the_sampler_draws_by_its_definition(void **state) {
     (void)state;
     const double w[5] = {exp(1), exp(3), exp(2), exp(0), exp(2.5)}, sum = w[0] + w[1] + w[2] + w[3] + w[4];
     check_draws((SftSampling){0, 0, 0, 1, 1, 7}, (double[5]){0, 1, 0, 0, 0});
-    check_draws((SftSampling){0, 0, 1, 1, 1, 7}, (double[5]){w[0] / sum, w[1] / sum, w[2] / sum, w[3] / sum, w[4] / sum});
+    check_draws((SftSampling){0, 0, 1, 1, 1, 7},
+                (double[5]){w[0] / sum, w[1] / sum, w[2] / sum, w[3] / sum, w[4] / sum});
     const double k2 = w[1] + w[4];
     check_draws((SftSampling){0, 2, 1, 1, 1, 7}, (double[5]){0, w[1] / k2, 0, 0, w[4] / k2});
     // The best two hold 0.74 of the probability: top_p 0.7 keeps them, 0.8 takes the third too.

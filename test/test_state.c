@@ -1,4 +1,5 @@
-// [9] state: a resumed run has the same bits; whatever kills, cuts or fills, what was saved is there or the error says so.
+// [9] state: a resumed run has the same bits; whatever kills, cuts or fills, what was saved is there or the error
+// says so.
 #include "test.h"
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -6,15 +7,24 @@
 #include <sys/wait.h>
 
 static const char *const llama =
-    "{\"model_type\": \"llama\", \"vocab_size\": 19, \"hidden_size\": 16, \"intermediate_size\": 20, \"num_hidden_layers\": 2,"
-    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 4, \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-6,"
-    " \"rope_theta\": 10000.0, \"attention_bias\": true, \"tie_word_embeddings\": false, \"eos_token_id\": 2, \"torch_dtype\": \"bfloat16\"}";
+    "{\"model_type\": \"llama\", \"vocab_size\": 19, \"hidden_size\": 16, \"intermediate_size\": 20,"
+    " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 4,"
+    " \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"attention_bias\": true,"
+    " \"tie_word_embeddings\": false, \"eos_token_id\": 2, \"torch_dtype\": \"bfloat16\"}";
 static const char *const gpt2 =
-    "{\"model_type\": \"gpt2\", \"vocab_size\": 19, \"n_embd\": 12, \"n_layer\": 2, \"n_head\": 3, \"n_positions\": 8, \"n_ctx\": 8,"
+    "{\"model_type\": \"gpt2\", \"vocab_size\": 19, \"n_embd\": 12, \"n_layer\": 2, \"n_head\": 3, \"n_positions\": 8, "
+    "\"n_ctx\": 8,"
     " \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5, \"eos_token_id\": 18}";
 
 // A run in a folder of its own: DIR/model (config.json, a tokenizer file), DIR/out (output_dir).
-typedef struct { char dir[64], model[80], out[80]; SftConfig config; SftModel m; SftTrainer t; SftArena work; SftCtx c; } Run;
+typedef struct {
+    char dir[64], model[80], out[80];
+    SftConfig config;
+    SftModel m;
+    SftTrainer t;
+    SftArena work;
+    SftCtx c;
+} Run;
 
 static void put(const char *folder, const char *name, const char *text) {
     char path[4096];
@@ -40,17 +50,31 @@ static void run_close(Run *r) {
     sft_arch_free(&r->m.arch);
 }
 static void run_open(Run *r, const char *config_json, SftType type, const char *dir) {
-    *r = (Run){.config = {.type = type, .learning_rate = 1e-2, .lr_scheduler_type = "cosine", .adam_beta1 = 0.9, .adam_beta2 = 0.99,
-               .adam_epsilon = 1e-8, .weight_decay = 0.1, .max_grad_norm = 1, .max_nonfinite_steps = 3, .export_dtype = "auto", .max_shard_size = 5e9,
-               .seed = 42}};
+    *r = (Run){.config = {.type = type,
+                          .learning_rate = 1e-2,
+                          .lr_scheduler_type = "cosine",
+                          .adam_beta1 = 0.9,
+                          .adam_beta2 = 0.99,
+                          .adam_epsilon = 1e-8,
+                          .weight_decay = 0.1,
+                          .max_grad_norm = 1,
+                          .max_nonfinite_steps = 3,
+                          .export_dtype = "auto",
+                          .max_shard_size = 5e9,
+                          .seed = 42}};
     // in memory where that is possible: the same calls, but an fsync costs nothing
-    snprintf(r->dir, sizeof r->dir, "%s", dir ? dir : access("/dev/shm", W_OK) ? "/tmp/sft_state_XXXXXX" : "/dev/shm/sft_state_XXXXXX");
+    const char *ours = access("/dev/shm", W_OK) ? "/tmp/sft_state_XXXXXX" : "/dev/shm/sft_state_XXXXXX";
+    snprintf(r->dir, sizeof r->dir, "%s", dir ? dir : ours);
     if (!dir) assert_non_null(mkdtemp(r->dir));
     snprintf(r->model, sizeof r->model, "%s/model", r->dir);
     snprintf(r->out, sizeof r->out, "%s/out", r->dir);
-    if (!dir) put(r->model, "config.json", config_json), put(r->model, "tokenizer_config.json", "{\"a\": 1}"), put(r->model, "notes.txt", "mine");
+    if (!dir)
+        put(r->model, "config.json", config_json), put(r->model, "tokenizer_config.json", "{\"a\": 1}"),
+            put(r->model, "notes.txt", "mine");
     r->config.model_name_or_path = r->model, r->config.output_dir = r->out;
-    if (type == SFT_F16) r->config.fp16 = json_pack("{s:i, s:i, s:i}", "loss_scale_window", 2, "initial_scale_power", 4, "hysteresis", 1);
+    if (type == SFT_F16)
+        r->config.fp16 =
+            json_pack("{s:i, s:i, s:i}", "loss_scale_window", 2, "initial_scale_power", 4, "hysteresis", 1);
     sft_arena_open(&r->work, "workspace", 1 << 20);
     run_fresh(r);
 }
@@ -68,7 +92,8 @@ static void run_steps(Run *r, int n) { // gradients from the step number, as dat
         sft_zero_grad(&r->c, &r->m);
         for (int64_t u = 0; u < r->m.units; u++)
             for (int64_t i = 0; i < r->m.unit[u].count; i++)
-                r->m.unit[u].grad[i] = (float)(scale * (sft_uniform(sft_random(7, (uint64_t)r->t.step, (uint64_t)u, (uint64_t)i)) - 0.5));
+                r->m.unit[u].grad[i] =
+                    (float)(scale * (sft_uniform(sft_random(7, (uint64_t)r->t.step, (uint64_t)u, (uint64_t)i)) - 0.5));
         if (r->m.type == SFT_F16 && r->t.step == 3) r->m.unit[1].grad[5] = INFINITY; // a skipped step, a halved scale
         sft_update(&r->c, &r->m, &r->t, &r->config, scale);
     }
@@ -82,8 +107,10 @@ static void assert_equal_runs(const Run *a, const Run *b) {
         assert_memory_equal(x->weights, y->weights, (size_t)x->count * sft_type_size(a->m.type));
     }
     assert_memory_equal(&a->t.scaler.scale, &b->t.scaler.scale, sizeof(double));
-    assert_true(a->t.step == b->t.step && a->t.updates == b->t.updates && a->t.total == b->t.total && a->t.bad_in_a_row == b->t.bad_in_a_row);
-    assert_true(a->t.scaler.iter == b->t.scaler.iter && a->t.scaler.last_overflow == b->t.scaler.last_overflow && a->t.scaler.left == b->t.scaler.left);
+    assert_true(a->t.step == b->t.step && a->t.updates == b->t.updates && a->t.total == b->t.total &&
+                a->t.bad_in_a_row == b->t.bad_in_a_row);
+    assert_true(a->t.scaler.iter == b->t.scaler.iter && a->t.scaler.last_overflow == b->t.scaler.last_overflow &&
+                a->t.scaler.left == b->t.scaler.left);
 }
 
 static void a_resumed_run_has_the_same_bits(void **state) {
@@ -184,7 +211,8 @@ static void finding_says_what_is_there(void **state) {
     const char *const wrong[] = {"checkpoint-9\n", "checkpoint\n", "", "../out/checkpoint-1", "checkpoint-1.tmp"};
     for (int i = 0; i < SFT_COUNT(wrong); i++) {
         put(r.out, "latest", wrong[i]);
-        EXPECT_ERROR(sft_checkpoint_find(&r.config), "name another in resume_from_checkpoint: checkpoint-1, checkpoint-2, checkpoint-3");
+        EXPECT_ERROR(sft_checkpoint_find(&r.config),
+                     "name another in resume_from_checkpoint: checkpoint-1, checkpoint-2, checkpoint-3");
         assert_int_equal(test__status, SFT_BAD_INPUT);
     }
     // afresh: the old run can no longer be taken for the new one, and its checkpoints go by age
@@ -308,7 +336,8 @@ static void killed_at_any_moment_it_can_be_resumed(void **state) {
     int n, left = 0, unfinished = 0;
     for (int k = 0; k < 50; k++) {
         pid_t pid = child("forever", r.dir);
-        for (double start = sft_now(); newest(r.out) == before && sft_now() < start + 20;) usleep(200); // it is saving now
+        // it is saving now
+        for (double start = sft_now(); newest(r.out) == before && sft_now() < start + 20;) usleep(200);
         usleep((useconds_t)(sft_random(3, (uint64_t)k, 0, 0) % 8000)); // a save takes about 2000 microseconds
         kill(pid, SIGKILL);
         int status;
@@ -435,7 +464,8 @@ static void export_writes_a_hugging_face_folder(void **state) {
     sft_export(&r.m, NULL, NULL, &r.config, r.model, r.out);
     assert_true(sft_exists(sft_path(path, r.out, "model.safetensors.index.json")));
     sft_checkpoint_load(&back.m, NULL, &back.config, r.out);
-    for (int64_t u = 0; u < r.m.units; u++) assert_memory_equal(r.m.unit[u].master, back.m.unit[u].master, (size_t)r.m.unit[u].count * 4);
+    for (int64_t u = 0; u < r.m.units; u++)
+        assert_memory_equal(r.m.unit[u].master, back.m.unit[u].master, (size_t)r.m.unit[u].count * 4);
     run_end(&r), run_end(&back);
 }
 
@@ -449,11 +479,14 @@ static void export_says_what_was_trained(void **state) {
     char *text = sft_read_file("test/golden/template_bytes.json", &n);
     sft_write_file(sft_path(path, r.model, "tokenizer.json"), text, n);
     free(text);
-    put(r.model, "tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|end_of_text|>\"}, \"chat_template\": \"old\"}");
+    put(r.model, "tokenizer_config.json",
+        "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|end_of_text|>\"}, \"chat_template\": "
+        "\"old\"}");
     put(r.model, "special_tokens_map.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\"}}");
     put(r.model, "chat_template.jinja", "old");
     SftTokenizer *t = sft_tokenizer_load(r.model);
-    json_t *plain = json_pack("{s:s, s:s, s:[s, s]}", "user", "<|im_start|>{user}", "assistant", "{assistant}", "stop", "<|im_end|>", "<|eot_id|>");
+    json_t *plain = json_pack("{s:s, s:s, s:[s, s]}", "user", "<|im_start|>{user}", "assistant", "{assistant}", "stop",
+                              "<|im_end|>", "<|eot_id|>");
     SftTemplate *tpl = sft_template(t, NULL, plain);
     const int32_t *stops;
     int given = sft_template_stops(tpl, &stops); // the two, and the tokenizer's own
@@ -482,10 +515,13 @@ static void export_says_what_was_trained(void **state) {
     assert_int_equal(sft_eos(again), stops[0]);
     sft_export(&r.m, again, same, &r.config, r.out, r.out); // onto itself
     assert_true(sft_exists(sft_path(path, r.out, "tokenizer.json")));
-    sft_template_free(tpl), sft_template_free(same), sft_tokenizer_free(t), sft_tokenizer_free(again), json_decref(plain);
+    sft_template_free(tpl), sft_template_free(same), sft_tokenizer_free(t), sft_tokenizer_free(again),
+        json_decref(plain);
     run_end(&r);
 }
 
 SFT_TEST_MAIN(cmocka_unit_test(a_resumed_run_has_the_same_bits), cmocka_unit_test(a_checkpoint_holds_what_it_says),
-              cmocka_unit_test(finding_says_what_is_there), cmocka_unit_test(damage_is_found), cmocka_unit_test(killed_at_any_moment_it_can_be_resumed),
-              cmocka_unit_test(at_every_system_call_it_could_be_resumed), cmocka_unit_test(a_full_disk_loses_nothing), cmocka_unit_test(export_writes_a_hugging_face_folder), cmocka_unit_test(export_says_what_was_trained))
+              cmocka_unit_test(finding_says_what_is_there), cmocka_unit_test(damage_is_found),
+              cmocka_unit_test(killed_at_any_moment_it_can_be_resumed),
+              cmocka_unit_test(at_every_system_call_it_could_be_resumed), cmocka_unit_test(a_full_disk_loses_nothing),
+              cmocka_unit_test(export_writes_a_hugging_face_folder), cmocka_unit_test(export_says_what_was_trained))

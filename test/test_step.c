@@ -3,8 +3,13 @@
 #include "golden/step.h"
 
 static SftConfig base(void) {
-    return (SftConfig){.learning_rate = 3e-4, .lr_scheduler_type = "linear", .adam_beta1 = 0.9, .adam_beta2 = 0.999, .adam_epsilon = 1e-8,
-                       .max_grad_norm = 1, .max_nonfinite_steps = 3};
+    return (SftConfig){.learning_rate = 3e-4,
+                       .lr_scheduler_type = "linear",
+                       .adam_beta1 = 0.9,
+                       .adam_beta2 = 0.999,
+                       .adam_epsilon = 1e-8,
+                       .max_grad_norm = 1,
+                       .max_nonfinite_steps = 3};
 }
 
 static json_t *parse(const char *text) {
@@ -25,8 +30,8 @@ static void schedules_equal_transformers_and_deepspeed(void **state) {
             double lr = golden_schedule[i].lr[k], beta1 = golden_schedule[i].beta1[k];
             // both are a few operations in double: 1e-14 is 50 roundings; of the peak, for cosines that end near 0
             if (fabs(r.lr - lr) > 1e-14 * fmax(3e-4, lr) || fabs(r.beta1 - beta1) > 1e-14)
-                fail_msg("%s %s step %d: lr %.17g beta1 %.17g, expected %.17g %.17g", golden_schedule[i].name, golden_schedule[i].kwargs, k, r.lr,
-                         r.beta1, lr, beta1);
+                fail_msg("%s %s step %d: lr %.17g beta1 %.17g, expected %.17g %.17g", golden_schedule[i].name,
+                         golden_schedule[i].kwargs, k, r.lr, r.beta1, lr, beta1);
         }
         json_decref(c.lr_scheduler_kwargs);
     }
@@ -35,6 +40,7 @@ static void schedules_equal_transformers_and_deepspeed(void **state) {
 // The vectors of DeepSpeed's documentation of itself: rates of the first successful steps, learning_rate 1e-3.
 static void deepspeed_vectors(void **state) {
     (void)state;
+    // clang-format off
     static const struct { const char *name, *kwargs; int n; double lr[13]; } v[] = {
         {"WarmupLR", "{\"warmup_num_steps\": 4, \"warmup_type\": \"linear\"}", 7, {0, 0, .00025, .0005, .00075, .001, .001}},
         {"WarmupLR", "{\"warmup_num_steps\": 4}", 6, {0, 0, .0005, .00079248, .001, .001}},
@@ -45,13 +51,15 @@ static void deepspeed_vectors(void **state) {
         {"OneCycle", "{\"cycle_min_lr\": 0.1, \"cycle_max_lr\": 1, \"cycle_first_step_size\": 4, \"decay_lr_rate\": 0.5, \"decay_step_size\": 2}", 13,
          {.1, .325, .55, .775, 1, .775, .55, .325, .1, .08, .0666667, .0571429, .05}},
     };
+    // clang-format on
     for (int i = 0; i < SFT_COUNT(v); i++) {
         SftConfig c = base();
         c.learning_rate = 1e-3;
         c.lr_scheduler_type = (char *)v[i].name;
         c.lr_scheduler_kwargs = parse(v[i].kwargs);
         for (int k = 0; k < v[i].n; k++) // 6e-9 and 5e-7: half a unit of the last digit written above
-            if (fabs(sft_learning_rate(&c, k, 10) - v[i].lr[k]) > (v[i].lr[4] > 0.01 ? 5e-7 : 6e-9)) fail_msg("%s step %d", v[i].name, k);
+            if (fabs(sft_learning_rate(&c, k, 10) - v[i].lr[k]) > (v[i].lr[4] > 0.01 ? 5e-7 : 6e-9))
+                fail_msg("%s step %d", v[i].name, k);
         json_decref(c.lr_scheduler_kwargs);
     }
 }
@@ -64,7 +72,8 @@ static void warmup_and_auto(void **state) {
     c.warmup_steps = 5; // wins over the ratio
     assert_true(sft_learning_rate(&c, 4, 21) < c.learning_rate && sft_learning_rate(&c, 5, 21) == c.learning_rate);
     c.lr_scheduler_type = "WarmupDecayLR";
-    c.lr_scheduler_kwargs = parse("{\"warmup_num_steps\": \"auto\", \"warmup_max_lr\": \"auto\", \"total_num_steps\": \"auto\", \"warmup_min_lr\": \"auto\"}");
+    c.lr_scheduler_kwargs = parse("{\"warmup_num_steps\": \"auto\", \"warmup_max_lr\": \"auto\", \"total_num_steps\": "
+                                  "\"auto\", \"warmup_min_lr\": \"auto\"}");
     assert_true(sft_learning_rate(&c, 6, 21) == c.learning_rate && sft_learning_rate(&c, 22, 21) == 0);
     c.warmup_steps = 0, c.warmup_ratio = 0;
     EXPECT_ERROR(sft_learning_rate(&c, 0, 21), "warmup_steps is not set");
@@ -109,7 +118,8 @@ static void schedule_errors_name_the_key(void **state) {
     EXPECT_ERROR(sft_trainer(&c, 10), "says 5");
     json_decref(c.lr_scheduler_kwargs);
     c.lr_scheduler_type = "OneCycle", c.warmup_steps = 0;
-    c.lr_scheduler_kwargs = parse("{\"cycle_min_lr\": 0.1, \"cycle_max_lr\": 1, \"cycle_first_step_size\": 1, \"decay_mom_rate\": 1, \"decay_step_size\": 1}");
+    c.lr_scheduler_kwargs = parse("{\"cycle_min_lr\": 0.1, \"cycle_max_lr\": 1, \"cycle_first_step_size\": 1, "
+                                  "\"decay_mom_rate\": 1, \"decay_step_size\": 1}");
     EXPECT_ERROR(sft_learning_rate(&c, 5, 9), "decay_mom_rate");
     json_decref(c.lr_scheduler_kwargs);
 }
@@ -124,6 +134,7 @@ static SftScaler scaler(const char *fp16) {
 
 static void scaler_equals_deepspeed(void **state) {
     (void)state;
+    // clang-format off
     static const struct { const char *fp16, *steps; int scale[10], left[10]; bool dies; } v[] = { // o: overflow
         {"{\"initial_scale_power\": 4, \"loss_scale_window\": 2}", "........", {16, 16, 32, 32, 64, 64, 128, 128}, {2, 2, 2, 2, 2, 2, 2, 2}, false},
         {"{\"initial_scale_power\": 4, \"loss_scale_window\": 2}", "oooo......", {16, 8, 4, 2, 2, 2, 4, 4, 8, 8}, {1, 1, 1, 1, 1, 1, 2, 2, 2, 2}, false},
@@ -134,11 +145,13 @@ static void scaler_equals_deepspeed(void **state) {
         {"{\"initial_scale_power\": 2, \"loss_scale_window\": 2}", "ooo", {4, 2, 1}, {1, 1, 1}, true},
         {"{\"initial_scale_power\": 2, \"min_loss_scale\": 3, \"hysteresis\": 1}", "o", {3}, {1}, true}, // clamped first, dies one later
     };
+    // clang-format on
     for (int i = 0; i < SFT_COUNT(v); i++) {
         SftScaler s = scaler(v[i].fp16);
         for (int k = 0; v[i].steps[k]; k++) {
             assert_true(sft_scaler_update(&s, v[i].steps[k] == 'o'));
-            if (s.scale != v[i].scale[k] || s.left != v[i].left[k]) fail_msg("vector %d, call %d: %g/%d", i, k, s.scale, (int)s.left);
+            if (s.scale != v[i].scale[k] || s.left != v[i].left[k])
+                fail_msg("vector %d, call %d: %g/%d", i, k, s.scale, (int)s.left);
         }
         if (v[i].dies) assert_false(sft_scaler_update(&s, true));
     }
@@ -161,10 +174,14 @@ static void scaler_equals_deepspeed(void **state) {
 static void scaler_ranges_are_checked(void **state) {
     (void)state;
     static const char *const wrong[][2] = {
-        {"{\"initial_scale_power\": 25}", "initial_scale_power"}, {"{\"initial_scale_power\": 1.5}", "whole number"},
-        {"{\"hysteresis\": 0}", "hysteresis"},                    {"{\"loss_scale_window\": 0}", "loss_scale_window"},
-        {"{\"loss_scale\": -1}", "loss_scale"},                   {"{\"loss_scale\": true}", "loss_scale"},
-        {"{\"min_loss_scale\": 0}", "min_loss_scale"},            {"{\"initial_scale_power\": 1, \"min_loss_scale\": 4}", "min_loss_scale"},
+        {"{\"initial_scale_power\": 25}", "initial_scale_power"},
+        {"{\"initial_scale_power\": 1.5}", "whole number"},
+        {"{\"hysteresis\": 0}", "hysteresis"},
+        {"{\"loss_scale_window\": 0}", "loss_scale_window"},
+        {"{\"loss_scale\": -1}", "loss_scale"},
+        {"{\"loss_scale\": true}", "loss_scale"},
+        {"{\"min_loss_scale\": 0}", "min_loss_scale"},
+        {"{\"initial_scale_power\": 1, \"min_loss_scale\": 4}", "min_loss_scale"},
         {"{\"consecutive_hysteresis\": 1}", "true or false"},
     };
     for (int i = 0; i < SFT_COUNT(wrong); i++) EXPECT_ERROR(scaler(wrong[i][0]), wrong[i][1]);
@@ -172,13 +189,25 @@ static void scaler_ranges_are_checked(void **state) {
 
 /* A model of two units, 40 and 8 parameters, without a network: norm1_w .. stand for anything. What make_step.py calls
    parameter 0 (37, decayed) and 1 (11, not decayed) lies so: unit 0 = the first 37 and 3 of the others; unit 1 = 8. */
-typedef struct { SftModel m; SftUnit unit[2]; float master[48], grad[48], mom[48], var[48]; uint16_t half[48]; SftArena work; SftCtx c; } Toy;
+typedef struct {
+    SftModel m;
+    SftUnit unit[2];
+    float master[48], grad[48], mom[48], var[48];
+    uint16_t half[48];
+    SftArena work;
+    SftCtx c;
+} Toy;
 static void toy_open(Toy *t, SftType type) {
     *t = (Toy){.m = {.type = type, .units = 2, .arch = {.family = "llama"}}};
     for (int u = 0; u < 2; u++) {
         int at = u ? 40 : 0;
-        t->unit[u] = (SftUnit){.kind = u ? SFT_BLOCK : SFT_EMBED, .count = u ? 8 : 40, .decayed = u ? 0 : 37, .master = t->master + at,
-                               .grad = t->grad + at, .m = t->mom + at, .v = t->var + at,
+        t->unit[u] = (SftUnit){.kind = u ? SFT_BLOCK : SFT_EMBED,
+                               .count = u ? 8 : 40,
+                               .decayed = u ? 0 : 37,
+                               .master = t->master + at,
+                               .grad = t->grad + at,
+                               .m = t->mom + at,
+                               .v = t->var + at,
                                .weights = type == SFT_F32 ? (void *)(t->master + at) : (void *)(t->half + at)};
     }
     t->unit[0].dw.wte = sft_tensor(t->grad, SFT_F32, 40, 1, 1);
@@ -214,11 +243,14 @@ static void three_steps_equal_pytorch(void **state) {
         SftTrainer trainer = sft_trainer(&c, 5);
         for (int step = 0; step < 3; step++) toy_step(t, &trainer, &c, step, kind == 1 ? 4096 : 1);
         assert_int_equal(trainer.updates, 3);
-        for (int i = 0; i < 48; i++) { // relative errors of a dozen fp32 roundings; of m by the size of what was added up
+        // relative errors of a dozen fp32 roundings; of m by the size of what was added up
+        for (int i = 0; i < 48; i++) {
             float p = i < 37 ? golden_p0[i] : golden_p1[i - 37], m = i < 37 ? golden_m0[i] : golden_m1[i - 37];
             float v = i < 37 ? golden_v0[i] : golden_v1[i - 37];
-            if (fabsf(t->master[i] - p) > 1e-6f * fmaxf(fabsf(p), 0.01f) || fabsf(t->mom[i] - m) > 1e-6f * 0.02f || fabsf(t->var[i] - v) > 2e-6f * v)
-                fail_msg("parameter %d: %.9g %.9g %.9g, PyTorch %.9g %.9g %.9g", i, t->master[i], t->mom[i], t->var[i], p, m, v);
+            if (fabsf(t->master[i] - p) > 1e-6f * fmaxf(fabsf(p), 0.01f) || fabsf(t->mom[i] - m) > 1e-6f * 0.02f ||
+                fabsf(t->var[i] - v) > 2e-6f * v)
+                fail_msg("parameter %d: %.9g %.9g %.9g, PyTorch %.9g %.9g %.9g", i, t->master[i], t->mom[i], t->var[i],
+                         p, m, v);
             uint16_t rounded;
             sft_from_f32(&rounded, SFT_BF16, &t->master[i], 1);
             if (kind == 2) assert_int_equal(t->half[i], rounded);
@@ -248,7 +280,8 @@ static void nonfinite_steps_are_skipped_and_counted(void **state) {
     assert_memory_equal(t->master, before->master, sizeof t->master);
     assert_memory_equal(t->mom, before->mom, sizeof t->mom);
     assert_memory_equal(t->var, before->var, sizeof t->var);
-    EXPECT_ERROR(sft_update(&t->c, &t->m, &trainer, &c, 1), "model.layers.0.post_attention_layernorm.weight is not finite, for 3 steps");
+    EXPECT_ERROR(sft_update(&t->c, &t->m, &trainer, &c, 1),
+                 "model.layers.0.post_attention_layernorm.weight is not finite, for 3 steps");
     assert_int_equal(test__status, SFT_BROKEN);
     t->grad[44] = 0; // a good step ends the row
     sft_update(&t->c, &t->m, &trainer, &c, 1);
@@ -293,7 +326,8 @@ static void gradients_are_unscaled_with_the_scale_of_backward(void **state) {
     free(t);
 }
 
-SFT_TEST_MAIN(cmocka_unit_test(schedules_equal_transformers_and_deepspeed), cmocka_unit_test(deepspeed_vectors), cmocka_unit_test(warmup_and_auto),
-              cmocka_unit_test(schedule_errors_name_the_key), cmocka_unit_test(scaler_equals_deepspeed), cmocka_unit_test(scaler_ranges_are_checked),
+SFT_TEST_MAIN(cmocka_unit_test(schedules_equal_transformers_and_deepspeed), cmocka_unit_test(deepspeed_vectors),
+              cmocka_unit_test(warmup_and_auto), cmocka_unit_test(schedule_errors_name_the_key),
+              cmocka_unit_test(scaler_equals_deepspeed), cmocka_unit_test(scaler_ranges_are_checked),
               cmocka_unit_test(three_steps_equal_pytorch), cmocka_unit_test(nonfinite_steps_are_skipped_and_counted),
               cmocka_unit_test(gradients_are_unscaled_with_the_scale_of_backward))

@@ -1,5 +1,6 @@
-// The tokenizer: ids and text equal to those of Hugging Face tokenizers and SentencePiece, on the files in golden/tokenizer
-// (made by golden/make_tokenizer.py from real tokenizers and from made-up ones); errors of malformed files; threads.
+// The tokenizer: ids and text equal to those of Hugging Face tokenizers and SentencePiece, on the files in
+// golden/tokenizer (made by golden/make_tokenizer.py from real tokenizers and from made-up ones); errors of malformed
+// files; threads.
 #include "test.h"
 #include <dirent.h>
 #if defined(__SANITIZE_ADDRESS__)
@@ -63,7 +64,8 @@ static void check_line(const SftTokenizer *t, const char *name, char *line) {
 
 static void real_tokenizers_give_the_same_ids(void **state) {
     (void)state;
-    static const char *const names[] = {"llama3", "qwen3", "deepseek_v3", "llama2", "mistral", "smollm2", "gpt2", "llama2_model"};
+    static const char *const names[] = {"llama3",  "qwen3",   "deepseek_v3", "llama2",
+                                        "mistral", "smollm2", "gpt2",        "llama2_model"};
     for (int i = 0; i < SFT_COUNT(names); i++) {
         char folder[4096], path[4096];
         SftTokenizer *t = sft_tokenizer_load(sft_path(folder, GOLDEN, names[i]));
@@ -102,7 +104,8 @@ static void every_component_equals_the_reference(void **state) {
     assert_true(json_array_size(all) > 80);
     json_array_foreach(all, i, one) {
         const char *name = json_string_value(json_object_get(one, "name"));
-        char *text = json_dumps(json_object_get(one, "tokenizer"), 0), *folder = made_folder("tokenizer.json", text, strlen(text));
+        char *text = json_dumps(json_object_get(one, "tokenizer"), 0),
+             *folder = made_folder("tokenizer.json", text, strlen(text));
         SftTokenizer *t = sft_tokenizer_load(folder);
         json_array_foreach(json_object_get(one, "cases"), k, row) {
             const char *input = json_string_value(json_array_get(row, 0));
@@ -116,7 +119,8 @@ static void every_component_equals_the_reference(void **state) {
             for (int keep = 0; keep < 2 && json_array_size(row) > 2; keep++) {
                 char *decoded = sft_decode(t, expected, n, !keep, NULL);
                 const char *want = json_string_value(json_array_get(row, 2 + (size_t)keep));
-                if (strcmp(decoded, want)) fail_msg("%s: \"%s\" decodes to \"%s\", expected \"%s\"", name, input, decoded, want);
+                if (strcmp(decoded, want))
+                    fail_msg("%s: \"%s\" decodes to \"%s\", expected \"%s\"", name, input, decoded, want);
                 free(decoded);
             }
             free(got.ids);
@@ -163,16 +167,25 @@ static void malformed_files_are_refused(void **state) {
         {WITH("\"normalizer\":[]"), "\"normalizer\" must be an object"},
         {WITH("\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[7]}"), "\"type\""},
         {WITH("\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}"), "UnicodeScripts"},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}"), "regular expression \"(\""},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Sideways\"}"), "Sideways"},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[bc]]\"},\"behavior\":\"Isolated\"}"), "class inside a class"},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":\"Isolated\"}"), "&&"},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\C\"},\"behavior\":\"Isolated\"}"), "\\C"},
-        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(*UTF)\"},\"behavior\":\"Isolated\"}"), "(*"},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}"),
+         "regular expression \"(\""},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Sideways\"}"),
+         "Sideways"},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[bc]]\"},\"behavior\":\"Isolated\"}"),
+         "class inside a class"},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":\"Isolated\"}"),
+         "&&"},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\C\"},\"behavior\":\"Isolated\"}"),
+         "\\C"},
+        {WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(*UTF)\"},\"behavior\":\"Isolated\"}"),
+         "(*"},
         {WITH("\"decoder\":{\"type\":\"CTC\"}"), "decoder \"CTC\""},
         {WITH("\"post_processor\":{\"type\":\"BertProcessing\"}"), "BertProcessing"},
-        {WITH("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"special_tokens\":{}}"), "no Sequence"},
-        {WITH("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}}],\"special_tokens\":{\"x\":{\"ids\":[9]}}}"), "id 9"},
+        {WITH("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"special_tokens\":{}}"),
+         "no Sequence"},
+        {WITH("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}}],"
+              "\"special_tokens\":{\"x\":{\"ids\":[9]}}}"),
+         "id 9"},
         {WITH("\"added_tokens\":[{\"id\":0,\"content\":\"x\"}]"), "has id 0, which is \"a\""},
         {WITH("\"added_tokens\":[{\"id\":9,\"content\":\"a\"}]"), "the vocabulary says 0"},
         {WITH("\"added_tokens\":[{\"id\":9,\"content\":\"\"}]"), "is empty"},
@@ -181,7 +194,8 @@ static void malformed_files_are_refused(void **state) {
         {WITH("\"added_tokens\":[7]"), "content"},
     };
     for (int i = 0; i < SFT_COUNT(cases); i++) expect_refused(cases[i][0], strlen(cases[i][0]), cases[i][1]);
-    const char *folder = made_folder("tokenizer.model", "\x0a\x05\x0a\x01" "a\x15\x00", 7); // a piece that ends in its score
+    // a piece that ends in its score
+    const char *folder = made_folder("tokenizer.model", "\x0a\x05\x0a\x01" "a\x15\x00", 7);
     __lsan_disable();
     EXPECT_ERROR(sft_tokenizer_load(folder), "not a SentencePiece model");
     EXPECT_ERROR(sft_tokenizer_load("test"), "has no tokenizer");
@@ -192,7 +206,9 @@ static void malformed_files_are_refused(void **state) {
 // A regex that takes exponential time meets a limit, not the end of patience.
 static void hopeless_regexes_end(void **state) {
     (void)state;
-    char json[] = WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|aa|b?)+[cd]\"},\"behavior\":\"Isolated\"}"), text[400];
+    char json[] = WITH(
+        "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a|aa|b?)+[cd]\"},\"behavior\":\"Isolated\"}");
+    char text[400];
     char *folder = made_folder("tokenizer.json", json, strlen(json));
     SftTokenizer *t = sft_tokenizer_load(folder);
     SftIds ids = {0};
@@ -210,8 +226,11 @@ static void configuration_names_bos_eos_and_template(void **state) {
     char path[4096];
     const char json[] = "{\"model\":{\"vocab\":{\"a\":0,\"<s>\":1,\"</s>\":2},\"merges\":[]}}";
     static const char *const configs[] = {
-        "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"},\"add_bos_token\":true,\"model_max_length\":1000000000000000019884624838656,\"chat_template\":\"T\"}",
-        "{\"bos_token\":null,\"eos_token\":\"</s>\",\"add_eos_token\":true,\"chat_template\":[{\"name\":\"x\",\"template\":\"X\"},{\"name\":\"default\",\"template\":\"D\"}]}"};
+        "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</"
+        "s>\"},\"add_bos_token\":true,\"model_max_length\":1000000000000000019884624838656,\"chat_template\":\"T\"}",
+        "{\"bos_token\":null,\"eos_token\":\"</"
+        "s>\",\"add_eos_token\":true,\"chat_template\":[{\"name\":\"x\",\"template\":\"X\"},{\"name\":\"default\","
+        "\"template\":\"D\"}]}"};
     for (int i = 0; i < 3; i++) {
         char *folder = made_folder("tokenizer.json", json, strlen(json));
         if (i < 2) sft_write_file(sft_path(path, folder, "tokenizer_config.json"), configs[i], strlen(configs[i]));
@@ -219,7 +238,8 @@ static void configuration_names_bos_eos_and_template(void **state) {
         SftTokenizer *t = sft_tokenizer_load(folder);
         SftIds ids = {0};
         sft_encode(t, &ids, "a<s></s>", 8, true);
-        static const int32_t expected[3][4] = {{1, 0, 1, 2}, {0, -1, 2, 2}, {0}}; // -1: "<s>" is no token here but three unknown letters
+        // -1: "<s>" is no token here but three unknown letters
+        static const int32_t expected[3][4] = {{1, 0, 1, 2}, {0, -1, 2, 2}, {0}};
         if (i == 0) check_ids("config", "a<s></s>", &ids, expected[0], 4);
         if (i == 1) assert_int_equal(ids.ids[ids.n - 1], 2), assert_int_equal(ids.ids[ids.n - 2], 2);
         if (i == 2) check_ids("config", "a<s></s>", &ids, expected[2], 1);
@@ -293,11 +313,13 @@ static bool survives(const char *folder) {
 // Flips bytes of small tokenizer files: every outcome but a crash or a hang is fine.
 static void damaged_files_do_no_harm(void **state) {
     (void)state;
-    static const char *const files[][2] = {{"llama2_model", "tokenizer.model"}, {"gpt2", "vocab.bpe"}, {"smollm2", "tokenizer.json"}};
+    static const char *const files[][2] = {
+        {"llama2_model", "tokenizer.model"}, {"gpt2", "vocab.bpe"}, {"smollm2", "tokenizer.json"}};
     for (int f = 0, loaded = 0; f < 3; f++) {
         char source[4096], path[4096];
         size_t n, m;
-        char *data = sft_read_file(sft_path(path, sft_path(source, GOLDEN, files[f][0]), files[f][1]), &n), *vocab = NULL;
+        char *data = sft_read_file(sft_path(path, sft_path(source, GOLDEN, files[f][0]), files[f][1]), &n),
+             *vocab = NULL;
         if (f == 1) vocab = sft_read_file(sft_path(path, source, "encoder.json"), &m);
         for (uint64_t k = 0; k < 60; k++) {
             uint64_t r = sft_random(7, (uint64_t)f, 0, k);
@@ -315,7 +337,7 @@ static void damaged_files_do_no_harm(void **state) {
     }
 }
 
-SFT_TEST_MAIN(cmocka_unit_test(real_tokenizers_give_the_same_ids), cmocka_unit_test(every_component_equals_the_reference),
-              cmocka_unit_test(malformed_files_are_refused), cmocka_unit_test(hopeless_regexes_end),
-              cmocka_unit_test(configuration_names_bos_eos_and_template), cmocka_unit_test(threads_and_order_change_nothing),
-              cmocka_unit_test(damaged_files_do_no_harm))
+SFT_TEST_MAIN(cmocka_unit_test(real_tokenizers_give_the_same_ids),
+              cmocka_unit_test(every_component_equals_the_reference), cmocka_unit_test(malformed_files_are_refused),
+              cmocka_unit_test(hopeless_regexes_end), cmocka_unit_test(configuration_names_bos_eos_and_template),
+              cmocka_unit_test(threads_and_order_change_nothing), cmocka_unit_test(damaged_files_do_no_harm))
