@@ -56,7 +56,9 @@ static void open_data(Run *r, bool training) { // [3]
     if (r->validation.samples) sft_dataset_pack(&r->validation, &unpacked);
 }
 
-static int64_t rows_per_step(const SftConfig *c) { return c->per_device_train_batch_size * c->gradient_accumulation_steps; }
+static int64_t rows_per_step(const SftConfig *c) {
+    return c->per_device_train_batch_size * c->gradient_accumulation_steps;
+}
 
 static int64_t total_steps(const Run *r) {
     int64_t per_epoch = sft_steps_per_epoch(&r->train, rows_per_step(r->config));
@@ -82,7 +84,8 @@ static void open_run_model(Run *r, bool trains, bool plan) {
     int64_t tokens = 0, targets = 0, size = c->per_device_eval_batch_size;
     sft_largest_batch(&tokens, &targets, &r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
                       (uint64_t)c->seed, c->shuffle);
-    sft_largest_batch(&tokens, &targets, &r->validation, size, size, sft_steps_per_epoch(&r->validation, size), 0, false);
+    int64_t steps = sft_steps_per_epoch(&r->validation, size);
+    sft_largest_batch(&tokens, &targets, &r->validation, size, size, steps, 0, false);
     if (!c->train_file && trains) tokens = targets = c->per_device_train_batch_size * c->max_length; // estimate
     bool generates = trains && (c->evaluation_inputs || (c->eval_exact_match && r->validation.samples));
     int64_t cache = generates ? c->max_length + c->max_new_tokens : 0;
@@ -596,7 +599,7 @@ static int help(const SftConfig *config) {
 
 /* Threads that wait for each other spin a moment before they sleep. GCC's OpenMP spins for milliseconds, which costs
    nothing on an idle machine and a factor of ten and more beside another busy program: each then waits for a thread
-   that is not running. It reads the length only when a program starts, so the program starts once more with a short one. */
+   that is not running. It reads the length only when a program starts, so this one starts again with a short one. */
 static void spin_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
