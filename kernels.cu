@@ -118,6 +118,10 @@ __device__ __forceinline__ void copy_part(uint32_t to, const void *from, int byt
 __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool valid) {
     copy_part(to, from, valid ? 16 : 0);
 }
+__device__ __forceinline__ void copy8(uint32_t to, const void *from, bool valid) { // the same with 8
+    const int bytes = valid ? 8 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); } // ends a group
 template <int LEFT> __device__ __forceinline__ void copy_wait() { // all groups have arrived but the LEFT latest
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
@@ -730,8 +734,721 @@ UNWRITTEN(rope_forward)
 UNWRITTEN(rope_backward)
 
 // [5.6] attention ------------------------------------------------------------------------------------------------
-UNWRITTEN(attention_forward)
-UNWRITTEN(attention_backward)
+/* No T x T matrix: a block of threads owns some rows (queries; or keys, for dk and dv), keeps them and their
+   sums on the chip, and walks over tiles of the tokens they see (Dao et al. 2022). The walk goes from the first
+   token that the first row sees to the last that the last row sees: documents, window and causality are those
+   two numbers and nothing else, and what lies outside costs nothing. Masks are applied only in tiles that some
+   row of a warp sees in part.
+
+   Kernels; the host's functions at the end choose:
+       tensor cores   bf16 and fp16, rows on 16 bytes: forward, and one kernel for both passes of backward
+       CUDA cores     fp32, and whatever else: the same walk with plain multiplications
+       few queries    generation: the CUDA-core forward with the keys split over blocks, and an ordered sum
+
+   On tensor cores both products of a tile are "rows of the block times the tile", and mma's result has the
+   layout of its left operand: scores become probabilities, are rounded to T, and enter the second product
+   without leaving their registers. In backward too, for the owner of dk and dv computes the scores turned round,
+   S[key][query]; the probabilities of a key are then a row, as those of a query are in the other pass:
+
+                      rows      tile     S = rows x tile        P = 2^(scale2 S - L),  dS = P (dP - delta)
+       forward        q         k, v     q k^T                  y = P v / sum of P; maximum and sum on the way
+       backward dq    q, dy     k, v     q k^T, dP = dy v^T     dq = scale dS k
+       backward dkv   k, v      q, dy    k q^T, dP = v dy^T     dk = scale dS q,  dv = P dy
+
+   dq sums over keys, dk and dv over queries, so they want different owners. Either one pass does all, 5 products,
+   and adds dq up in memory: deterministic only if every block has an fp32 copy of dq (gigabytes), which costs 8
+   bytes of traffic per number and tile, 80 flop a byte with 64 rows: at 1 TB/s half of what an RTX 4090
+   multiplies. Or two passes own what they write and both compute S and dP: 7 products, no traffic but the
+   operands'. Here it is two passes.
+
+   Shared memory bounds these kernels as much as the tensor cores do: an mma takes 2 cycles of an A100's
+   multiprocessor, which loads 256 bytes in them. A warp with 16 rows loads 256 bytes a right operand, one mma's
+   worth; with 32 rows (R = 2), two. So R is 2 wherever the registers suffice for the sums. Bytes loaded per mma:
+
+       D      forward: rows, columns, bytes, shared     backward: rows, columns, bytes of dq and dkv, shared
+       32     128, 64, 160, 16 KB                       128, 32, 213, 192, 24 KB
+       64     128, 64, 160, 32 KB                       128, 32, 213, 192, 48 KB
+       128    128, 64, 160, 64 KB                        64, 32, 341, 320, 64 KB
+       256     64, 32, 320, 64 KB                        64, 16, 427, dk 427, dv 384, 96 KB: a pass each
+
+   Two blocks of 4 warps run on a multiprocessor of an A100 (on an RTX 4090 one from D = 128 on; its tensor cores
+   take 8 cycles an mma, and shared memory is no bound). Other D are padded with zeros in shared memory. */
+struct Attention {
+    int N, M, H, K, group, D, window; // queries, keys; heads, key heads, H / K; window 0: no limit
+    float scale, scale2;              // scale2 = scale log2(e): every exponential is a power of 2, one instruction
+    bool whole;                       // rows of all tensors begin on 16 bytes
+    const int32_t *begin, *end;
+};
+
+__device__ __forceinline__ float power_of_2(float x) { // one instruction; 0 below 2^-126
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// First (x) and last (y) key that query i sees; KEYS: first and last query that sees key i. Neither ever falls as
+// i grows. Rows past the end see what the last one sees; they are computed like others, and not stored.
+template <bool KEYS> __device__ __forceinline__ int2 seen(const Attention &a, int i) {
+    i = min(i, a.N - 1);
+    const int at = KEYS ? i : i + a.M - a.N; // a key's place among the queries; a query's among the keys
+    int first = KEYS ? at : a.begin[i], last = KEYS ? a.end[i] - 1 : at;
+    if (a.window && KEYS) last = min(last, at + a.window - 1);
+    if (a.window && !KEYS) first = max(first, at - a.window + 1);
+    return make_int2(first, last);
+}
+
+// --- tensor cores: tiles of rows of D numbers in shared memory, 8 numbers (16 bytes, a chunk) at a time
+// Byte of a chunk. ldmatrix reads one chunk of 8 rows: they change places so that these lie in different groups
+// of 4 banks. No conflicts, no padding.
+template <int D> __device__ __forceinline__ uint32_t spot(uint32_t row, uint32_t chunk) {
+    return row * (D * 2) + (chunk ^ (D == 32 ? row / 2 % 4 : row % 8)) * 16;
+}
+// ROWS rows of `width` numbers, `stride` apart, into a tile; zeros from row `rows` on and beyond the width.
+template <int D, int ROWS, class T>
+__device__ __forceinline__ void copy_tile(uint32_t tile, const T *from, int stride, int rows, int width) {
+    constexpr int STEP = 128 / (D / 8); // rows that the block copies at once
+    const int chunk = (int)threadIdx.x % (D / 8) * 8, row = (int)threadIdx.x / (D / 8);
+    const T *p = from + row * (int64_t)stride + chunk;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP, p += STEP * stride)
+        copy16(tile + spot<D>(row + i, chunk / 8), p, row + i < rows && chunk < width);
+}
+// Operands of mma from a tile: a[16 rows, 16 columns]; two b[16, 8] side by side, whose columns are rows of the
+// tile (load_b) or whose rows are (load_b_turned). `row` and `column` are multiples of 16, and so xor does for +.
+template <int D> __device__ __forceinline__ void load_a(uint32_t (&r)[4], uint32_t tile, int row, int column) {
+    load_matrices(r, tile + row * D * 2 + (spot<D>(lane() % 16, lane() / 16) ^ column * 2));
+}
+template <int D> __device__ __forceinline__ void load_b(uint32_t (&r)[4], uint32_t tile, int row, int column) {
+    load_matrices(r, tile + row * D * 2 + (spot<D>(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2) ^ column * 2));
+}
+template <int D> __device__ __forceinline__ void load_b_turned(uint32_t (&r)[4], uint32_t tile, int row, int column) {
+    load_matrices_turned(r, tile + row * D * 2 + (spot<D>(lane() % 16, lane() / 16) ^ column * 2));
+}
+
+// s[16 R rows][COLS] += tile a (from `row` on) times tile x turned
+template <class T, int D, int R, int COLS>
+__device__ __forceinline__ void scores(float (&s)[R][COLS / 8][4], uint32_t a, int row, uint32_t x) {
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        uint32_t left[R][4], right[4];
+#pragma unroll
+        for (int r = 0; r < R; r++) load_a<D>(left[r], a, row + r * 16, k);
+#pragma unroll
+        for (int n = 0; n < COLS / 16; n++) {
+            load_b<D>(right, x, n * 16, k);
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                mma<T>(s[r][2 * n], left[r], right[0], right[1]);
+                mma<T>(s[r][2 * n + 1], left[r], right[2], right[3]);
+            }
+        }
+    }
+}
+// o[16 R rows][D] += p[16 R rows][COLS] times tile x; p is where `scores` left it
+template <class T, int D, int R, int COLS>
+__device__ __forceinline__ void weigh(float (&o)[R][D / 8][4], const float (&p)[R][COLS / 8][4], uint32_t x) {
+#pragma unroll
+    for (int k = 0; k < COLS / 16; k++) {
+        uint32_t left[R][4], right[4];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *pair = &p[r][2 * k + i / 2][i % 2 * 2];
+                left[r][i] = pack2<T>(pair[0], pair[1]);
+            }
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            load_b_turned<D>(right, x, k * 16, d * 16);
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                mma<T>(o[r][2 * d], left[r], right[0], right[1]);
+                mma<T>(o[r][2 * d + 1], left[r], right[2], right[3]);
+            }
+        }
+    }
+}
+// -infinity where a row (the warp's are `row` and on) does not see a column (the tile's are `column` and on)
+template <bool KEYS, int R, int N>
+__device__ __forceinline__ void mask(float (&s)[R][N][4], const Attention &a, int row, int column) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int2 see = seen<KEYS>(a, row + r * 16 + i * 8 + lane() / 4);
+#pragma unroll
+            for (int n = 0; n < N * 2; n++) {
+                const int at = column + n / 2 * 8 + lane() % 4 * 2 + n % 2;
+                if (at < see.x || at > see.y) s[r][n / 2][i * 2 + n % 2] = -INFINITY;
+            }
+        }
+}
+// 16 rows of sums, the first 8 times f0, the others times f1, to `to`: by way of a tile's rows that only this warp
+// reads, from where a lane takes whole chunks. (Pairs straight from the registers would fill half a sector each.)
+template <int D, class T>
+__device__ __forceinline__ void store_rows(T *to, int stride, int rows, int width, unsigned char *tile,
+                                           const float (&x)[D / 8][4], float f0, float f1) {
+    __syncwarp();
+#pragma unroll
+    for (int d = 0; d < D / 8; d++) {
+        unsigned char *pair = tile + spot<D>(lane() / 4, d) + lane() % 4 * 4;
+        *(uint32_t *)pair = pack2<T>(x[d][0] * f0, x[d][1] * f0);
+        *(uint32_t *)(pair + 8 * D * 2) = pack2<T>(x[d][2] * f1, x[d][3] * f1);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2 * D; i += 32) {
+        const int row = (i + lane()) / (D / 8), chunk = (i + lane()) % (D / 8);
+        if (row < rows && chunk * 8 < width)
+            *(uint4 *)(to + row * (int64_t)stride + chunk * 8) = *(const uint4 *)(tile + spot<D>(row, chunk));
+    }
+}
+// The same as fp32, rows side by side; a pair of floats fills its part of a sector.
+template <int D>
+__device__ __forceinline__ void store_parts(float *to, int rows, int width, const float (&x)[D / 8][4], float factor) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int d = 0; d < D / 8; d++) {
+            const int row = i * 8 + lane() / 4, column = d * 8 + lane() % 4 * 2;
+            if (row < rows && column < width)
+                *(float2 *)(to + row * width + column) = make_float2(x[d][i * 2] * factor, x[d][i * 2 + 1] * factor);
+        }
+}
+/* A tile's scores of 16 rows, two of them a lane's: s becomes exp(scale (s - most)), `most` the largest score so far,
+   and sum and o, relative to the largest before, shrink to it. A lane sums its own columns; the four lanes of a row
+   are added at the end. Where a row has seen nothing yet all is -infinity, of which no NaN may come; NaN stays NaN. */
+template <int N, int ND>
+__device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&o)[ND][4], float (&most)[2], float (&sum)[2],
+                                             float scale2) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float m = most[i];
+#pragma unroll
+        for (int n = 0; n < N; n++) m = fmaxf(m, fmaxf(s[n][i * 2], s[n][i * 2 + 1]));
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+        const float base = m == -INFINITY ? 0 : m * scale2, shrink = power_of_2(most[i] * scale2 - base);
+        most[i] = m, sum[i] *= shrink;
+#pragma unroll
+        for (int n = 0; n < N * 2; n++) {
+            float &x = s[n / 2][i * 2 + n % 2];
+            x = power_of_2(x * scale2 - base), sum[i] += x;
+        }
+        if (__any_sync(~0u, shrink != 1)) // seldom, once a few tiles have been seen
+#pragma unroll
+            for (int d = 0; d < ND; d++) o[d][i * 2] *= shrink, o[d][i * 2 + 1] *= shrink;
+    }
+}
+
+/* attention_forward. Block per (64 R queries, head), 16 R queries a warp. k and v have a buffer each and take turns: v
+   arrives during q k^T and the softmax, the next k during P v. Two barriers a tile. Moves q and y once, k and v once
+   for 64 R queries and every head of a group, mostly from L2, where blocks of the same head find what their
+   neighbours have read. The last queries, which see most keys, begin first. 2 N^2 D H flop a document. */
+template <class T, int D, int R, int COLS>
+__global__ void __launch_bounds__(128, 2)
+attention_forward_mma(T *y, float *lse, const T *q, const T *k, const T *v, Attention a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr int ROWS = 64 * R;
+    const uint32_t tile_q = shared_address(memory), tile_k = tile_q + ROWS * D * 2, tile_v = tile_k + COLS * D * 2;
+    const int h = blockIdx.y, row0 = (gridDim.x - 1 - blockIdx.x) * ROWS, row = warp() * 16 * R, mine = row0 + row;
+    const int stride = a.K * a.D, stride_q = a.H * a.D, head = h / a.group * a.D;
+    const int first = seen<false>(a, row0).x, last = seen<false>(a, row0 + ROWS - 1).y;
+    copy_tile<D, ROWS>(tile_q, q + (int64_t)row0 * stride_q + h * a.D, stride_q, a.N - row0, a.D);
+    copy_tile<D, COLS>(tile_k, k + (int64_t)first * stride + head, stride, a.M - first, a.D);
+    copy_commit();
+    float o[R][D / 8][4] = {}, most[R][2], sum[R][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * R; i++) most[i / 2][i % 2] = -INFINITY;
+    for (int j = first; j <= last; j += COLS) {
+        copy_wait<0>();
+        __syncthreads(); // k is there, and nobody reads the old v any more
+        copy_tile<D, COLS>(tile_v, v + (int64_t)j * stride + head, stride, a.M - j, a.D);
+        copy_commit();
+        // Does a row of the warp see any of the tile; does some row not see all of it? (Asked anew for each tile:
+        // the registers are taken.)
+        const int2 low = seen<false>(a, mine), high = seen<false>(a, mine + 16 * R - 1);
+        const bool any = mine < a.N && j <= high.y && j + COLS > low.x;
+        float s[R][COLS / 8][4] = {};
+        if (any) {
+            scores<T, D, R, COLS>(s, tile_q, row, tile_k);
+            if (j < high.x || j + COLS - 1 > low.y) mask<false>(s, a, mine, j);
+#pragma unroll
+            for (int r = 0; r < R; r++) softmax_step(s[r], o[r], most[r], sum[r], a.scale2);
+        }
+        copy_wait<0>();
+        __syncthreads(); // v is there, and nobody reads k any more
+        if (j + COLS <= last)
+            copy_tile<D, COLS>(tile_k, k + (int64_t)(j + COLS) * stride + head, stride, a.M - j - COLS, a.D);
+        copy_commit();
+        if (any) weigh<T, D, R, COLS>(o, s, tile_v);
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int begin = mine + r * 16;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float &total = sum[r][i];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            const int query = begin + i * 8 + lane() / 4;
+            if (lane() % 4 == 0 && query < a.N)
+                lse[(int64_t)query * a.H + h] = most[r][i] * a.scale + logf(total);
+        }
+        store_rows<D>(y + (int64_t)begin * stride_q + h * a.D, stride_q, a.N - begin, a.D,
+                      memory + (row + r * 16) * D * 2, o[r], 1 / sum[r][0], 1 / sum[r][1]);
+    }
+}
+
+// What backward wants to know of a query, [H][N]: log2 of its sum of exponentials, and delta = dy . y. Block per (32
+// queries, head), warp per query; turned round in shared memory, so that a head's queries are neighbours.
+template <class T>
+__global__ void __launch_bounds__(256)
+attention_delta_kernel(float2 *stat, const T *dy, const T *y, const float *lse, Attention a) {
+    __shared__ float2 out[32];
+    const int h = blockIdx.y, first = blockIdx.x * 32, t = threadIdx.x;
+    for (int i = warp(); i < min(32, a.N - first); i += 8) {
+        const int64_t at = (int64_t)(first + i) * a.H + h;
+        float sum = 0;
+        for (int d = lane(); d < a.D; d += 32) sum += to_float(dy[at * a.D + d]) * to_float(y[at * a.D + d]);
+        sum = warp_sum(sum);
+        if (lane() == 0) out[i] = make_float2(lse[at] * 1.44269504f, sum);
+    }
+    __syncthreads();
+    if (t < 32 && first + t < a.N) stat[(int64_t)h * a.N + first + t] = out[t];
+}
+
+/* attention_backward. Block per (64 R rows, head) for dq, per (64 R rows, key head) for dk and dv. The tiles that the
+   rows see (for dk and dv: of one query head of the group after the other) are one sequence; the next tile is copied
+   to a second buffer while this one is used, so that there is one barrier a tile. A lane holds R D / 2 floats of
+   each sum and R COLS / 4 each of S and dP. At D = 256 dk and dv do not fit together: GRADS says what a pass makes.
+   Few key heads and few tokens are too few blocks for a GPU: then a block does one query head of a group
+   (part_k is there) and writes fp32, [H][N][D], and attention_group_kernel adds the heads of a group up in order.
+   dq and dkv together are 7 products of N^2 D H flop for a document of N tokens. */
+enum { DQ = 1, DK = 2, DV = 4 };
+template <class T> struct Backward {
+    const T *q, *k, *v, *dy;
+    const float2 *stat;
+    T *dq, *dk, *dv;
+    float *part_k, *part_v;
+};
+template <class T, int D, int R, int COLS, int GRADS>
+__global__ void __launch_bounds__(128, 2) attention_backward_mma(Backward<T> t, Attention a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr bool KEYS = GRADS != DQ; // of the two sides, the rows are the keys
+    constexpr int ROWS = 64 * R, SIZE = COLS * D * 2, STAGE = 2 * SIZE + COLS * 8;
+    const uint32_t tile_a = shared_address(memory), tile_b = tile_a + ROWS * D * 2, stages = tile_b + ROWS * D * 2;
+    // Heaviest first: the first keys are seen by most queries, the last queries see most keys.
+    const int row0 = (KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * ROWS, row = warp() * 16 * R, mine = row0 + row;
+    const int first = seen<KEYS>(a, row0).x, last = seen<KEYS>(a, row0 + ROWS - 1).y;
+    // The rows' head; the other side's first head, and how many follow each other.
+    const bool part = KEYS && t.part_k;
+    const int own = part ? blockIdx.y / a.group : blockIdx.y, heads = KEYS && !part ? a.group : 1;
+    int head = part ? blockIdx.y : KEYS ? own * a.group : own / a.group, next = first;
+    const int stride = (KEYS ? a.K : a.H) * a.D, stride_x = (KEYS ? a.H : a.K) * a.D;
+    auto fetch = [&](uint32_t to) { // the tile at (head, next)
+        const int64_t from = ((int64_t)next * (KEYS ? a.H : a.K) + head) * a.D;
+        copy_tile<D, COLS>(to, (KEYS ? t.q : t.k) + from, stride_x, a.N - next, a.D);
+        copy_tile<D, COLS>(to + SIZE, (KEYS ? t.dy : t.v) + from, stride_x, a.N - next, a.D);
+        if (KEYS && threadIdx.x < COLS)
+            copy8(to + 2 * SIZE + threadIdx.x * 8, t.stat + (int64_t)head * a.N + next + threadIdx.x,
+                  next + (int)threadIdx.x < a.N);
+        copy_commit();
+    };
+    const int64_t at = (int64_t)row0 * stride + own * a.D;
+    copy_tile<D, ROWS>(tile_a, (KEYS ? t.k : t.q) + at, stride, a.N - row0, a.D);
+    if (GRADS != DV) copy_tile<D, ROWS>(tile_b, (KEYS ? t.v : t.dy) + at, stride, a.N - row0, a.D);
+    int left = heads * ((last - first) / COLS + 1); // tiles; its lowest bit says which buffer a tile is in
+    fetch(stages + left % 2 * STAGE);
+    float2 stats[R][2]; // of a lane's rows
+#pragma unroll
+    for (int i = 0; i < 2 * R; i++) {
+        const int query = mine + i * 8 + lane() / 4;
+        const bool valid = !KEYS && query < a.N;
+        stats[i / 2][i % 2] = valid ? t.stat[(int64_t)own * a.N + query] : make_float2(0, 0);
+    }
+    float sum_a[R][D / 8][4] = {}, sum_b[R][D / 8][4] = {}; // a sum that GRADS does not ask for takes no registers
+    for (; left; left--) {
+        copy_wait<0>();
+        __syncthreads(); // this tile is there, and nobody reads the one before it any more
+        const int j = next;
+        next += COLS;
+        if (next > last) next = first, head++;
+        if (left > 1) fetch(stages + (left - 1) % 2 * STAGE);
+        const int2 low = seen<KEYS>(a, mine), high = seen<KEYS>(a, mine + 16 * R - 1);
+        if (mine >= a.N || j > high.y || j + COLS <= low.x) continue; // no row of the warp sees any of it
+        const uint32_t tile_x = stages + left % 2 * STAGE, tile_y = tile_x + SIZE;
+        float s[R][COLS / 8][4] = {}, dp[R][COLS / 8][4] = {};
+        scores<T, D, R, COLS>(s, tile_a, row, tile_x);
+        if (GRADS != DV) scores<T, D, R, COLS>(dp, tile_b, row, tile_y);
+        if (j < high.x || j + COLS - 1 > low.y) mask<KEYS>(s, a, mine, j);
+        const float4 *columns = (const float4 *)(memory + (tile_y + SIZE - tile_a)) + lane() % 4; // stats of two
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++) {
+            const float4 c = KEYS ? columns[n * 4] : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float2 stat = !KEYS ? stats[r][e / 2] : e % 2 ? make_float2(c.z, c.w) : make_float2(c.x, c.y);
+                    s[r][n][e] = power_of_2(s[r][n][e] * a.scale2 - stat.x);
+                    dp[r][n][e] = s[r][n][e] * (dp[r][n][e] - stat.y);
+                }
+        }
+        if (GRADS & DV) weigh<T, D, R, COLS>(sum_b, s, tile_y);
+        if (GRADS != DV) weigh<T, D, R, COLS>(sum_a, dp, tile_x);
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int begin = mine + r * 16, rows = a.N - begin;
+        const int64_t to = (int64_t)begin * stride + own * a.D, to_part = ((int64_t)blockIdx.y * a.N + begin) * a.D;
+        unsigned char *place = memory + (row + r * 16) * D * 2;
+        if (part && GRADS & DK) store_parts<D>(t.part_k + to_part, rows, a.D, sum_a[r], a.scale);
+        if (part && GRADS & DV) store_parts<D>(t.part_v + to_part, rows, a.D, sum_b[r], 1);
+        T *const da = KEYS ? t.dk : t.dq;
+        if (!part && GRADS != DV) store_rows<D>(da + to, stride, rows, a.D, place, sum_a[r], a.scale, a.scale);
+        if (!part && GRADS & DV) store_rows<D>(t.dv + to, stride, rows, a.D, place + ROWS * D * 2, sum_b[r], 1, 1);
+    }
+}
+// Thread per number of `to`, dk or dv [N,K,D]: the sum over a group's heads of part [H][N][D].
+template <class T>
+__global__ void __launch_bounds__(256) attention_group_kernel(T *to, const float *part, Attention a) {
+    const int64_t i = thread();
+    if (i >= (int64_t)a.N * a.K * a.D) return;
+    const int64_t d = i % a.D, head = i / a.D % a.K, token = i / a.D / a.K;
+    float sum = 0;
+    for (int g = 0; g < a.group; g++) sum += part[((head * a.group + g) * a.N + token) * a.D + d];
+    to[i] = from_float<T>(sum);
+}
+
+/* --- CUDA cores. Four warps have R rows each, a tile has 32 tokens; in the scores a lane has a token: then what the
+   softmax wants to know of a row is one butterfly, and a number of the tile, read once, serves R rows, whose numbers
+   come as broadcasts. In the second product a lane has every 32nd number of the head. Tiles are fp32 in shared
+   memory, rows D + 4 apart: eight lanes that read 16 bytes of eight rows meet every bank once. Query heads that
+   share a key head are rows of the same block: row r is query r / group, head r % group of the group. For a quad of
+   the tile a warp issues 4 R multiply-adds, R cycles of four schedulers, and passes 4 + R times over shared memory:
+   with R = 8 that bounds it, at two thirds of what the multipliers could do. */
+// ROWS rows of `width` numbers, row r from from[at(r)] on, as fp32; zeros from row `rows` on and beyond the width.
+template <int D, int ROWS, int STRIDE, class T, class At>
+__device__ __forceinline__ void fill_tile(float *tile, const T *from, int rows, int width, bool whole, At at) {
+    if (whole) {
+#pragma unroll 4
+        for (int i = (int)threadIdx.x * 4; i < ROWS * D; i += 512) {
+            float x[4] = {};
+            if (i / D < rows && i % D < width) load(x, from + at(i / D) + i % D);
+            store(tile + i / D * STRIDE + i % D, x);
+        }
+    } else {
+        for (int i = (int)threadIdx.x; i < ROWS * D; i += 128)
+            tile[i / D * STRIDE + i % D] = i / D < rows && i % D < width ? to_float(from[at(i / D) + i % D]) : 0.0f;
+    }
+}
+// s[r] = rows[r] . the lane's row of the tile
+template <int D, int R>
+__device__ __forceinline__ void dots(float (&s)[R], const float *rows, const float *tile, int width) {
+#pragma unroll
+    for (int r = 0; r < R; r++) s[r] = 0;
+#pragma unroll 4
+    for (int d = 0; d < width; d += 4) {
+        float x[4], y[4];
+        load(x, tile + lane() * (D + 4) + d);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            load(y, rows + r * D + d);
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[r] += y[i] * x[i];
+        }
+    }
+}
+// o[r] += sum over the tile's rows of p[r][row] * row, the numbers lane, lane + 32, ... of it
+template <int D, int R>
+__device__ __forceinline__ void add_rows(float (&o)[R][D / 32], const float *p, const float *tile) {
+#pragma unroll 2
+    for (int j = 0; j < 32; j += 4) {
+        float w[R][4];
+#pragma unroll
+        for (int r = 0; r < R; r++) load(w[r], p + r * 32 + j);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                const float x = tile[(j + i) * (D + 4) + c * 32 + lane()];
+#pragma unroll
+                for (int r = 0; r < R; r++) o[r][c] += w[r][i] * x;
+            }
+    }
+}
+
+/* attention_forward: block per (4 R rows, key head, piece of the keys). With chunk 0 there is one piece, and y and lse
+   are written. Otherwise piece z is the keys from z chunk on; what comes of it goes to part [pieces][N*H][D] and stat
+   (maximum, sum), and attention_join_kernel adds the pieces up in order: a single query and a long cache then
+   keep a whole GPU busy, and k and v, the floor, are read once for a group of heads. */
+template <class T, int D, int R>
+__global__ void __launch_bounds__(128, 2)
+attention_forward_kernel(T *y, float *lse, float *part, float2 *stat, const T *q, const T *k, const T *v, int chunk,
+                         Attention a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    float *rows = (float *)memory, *tile = rows + 4 * R * D, *p = tile + 32 * (D + 4) + warp() * R * 32;
+    const int row0 = (gridDim.x - 1 - blockIdx.x) * 4 * R, mine = row0 + warp() * R, count = a.N * a.group;
+    const int64_t stride = (int64_t)a.K * a.D;
+    auto index = [&](int r) { // among all heads of all queries
+        return (int64_t)(r / a.group) * a.H + blockIdx.y * a.group + r % a.group;
+    };
+    fill_tile<D, 4 * R, D>(rows, q, count - row0, a.D, a.whole, [&](int r) { return index(row0 + r) * a.D; });
+    int begin = seen<false>(a, row0 / a.group).x, end = seen<false>(a, (row0 + 4 * R - 1) / a.group).y + 1;
+    if (chunk) begin = max(begin, (int)blockIdx.z * chunk), end = min(end, (int)(blockIdx.z + 1) * chunk);
+    int2 see[R];
+    float o[R][D / 32] = {}, most[R], sum[R] = {}, s[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) see[r] = seen<false>(a, (mine + r) / a.group), most[r] = -INFINITY;
+    for (int j = begin; j < end; j += 32) {
+        auto at = [&](int r) { return (j + r) * stride + blockIdx.y * a.D; };
+        __syncthreads(); // nobody reads the old v any more
+        fill_tile<D, 32, D + 4>(tile, k, end - j, a.D, a.whole, at);
+        __syncthreads();
+        if (mine < count) dots<D>(s, rows + warp() * R * D, tile, a.D);
+        __syncthreads(); // nobody reads k any more
+        fill_tile<D, 32, D + 4>(tile, v, end - j, a.D, a.whole, at);
+#pragma unroll
+        for (int r = 0; r < R && mine < count; r++) {
+            const bool sees = j + lane() >= see[r].x && j + lane() <= see[r].y && j + lane() < end;
+            const float x = sees ? s[r] * a.scale2 : -INFINITY, m = fmaxf(most[r], warp_max(x));
+            const float base = m == -INFINITY ? 0 : m, shrink = power_of_2(most[r] - base), e = power_of_2(x - base);
+            most[r] = m, sum[r] = sum[r] * shrink + e, p[r * 32 + lane()] = e;
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) o[r][c] *= shrink;
+        }
+        __syncthreads();
+        if (mine < count) add_rows<D>(o, p, tile);
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        if (mine + r >= count) continue;
+        const float total = warp_sum(sum[r]);
+        const int64_t i = index(mine + r), at = i + (int64_t)blockIdx.z * a.N * a.H;
+        if (lane() == 0 && chunk) stat[at] = make_float2(most[r], total);
+        if (lane() == 0 && !chunk) lse[i] = (most[r] + log2f(total)) * 0.693147181f;
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            const int d = c * 32 + lane();
+            if (d < a.D && chunk) part[at * a.D + d] = o[r][c];
+            if (d < a.D && !chunk) y[i * a.D + d] = from_float<T>(o[r][c] / total);
+        }
+    }
+}
+// Warp per row of y[n, D], n = N*H. Pieces are relative to a maximum of their own; where nothing was seen the sum is 0.
+template <class T>
+__global__ void __launch_bounds__(128)
+attention_join_kernel(T *y, float *lse, const float *part, const float2 *stat, int pieces, int n, int D) {
+    const int64_t i = (int64_t)blockIdx.x * 4 + warp();
+    if (i >= n) return;
+    float most = -INFINITY, total = 0;
+    for (int z = 0; z < pieces; z++) most = fmaxf(most, stat[z * (int64_t)n + i].x);
+    auto weight = [&](int z) {
+        const float2 s = stat[z * (int64_t)n + i];
+        return s.y == 0 ? 0 : power_of_2(s.x - most);
+    };
+    for (int z = 0; z < pieces; z++) total += stat[z * (int64_t)n + i].y * weight(z);
+    for (int d = lane(); d < D; d += 32) {
+        float sum = 0;
+        for (int z = 0; z < pieces; z++) sum += part[(z * (int64_t)n + i) * D + d] * weight(z);
+        y[i * D + d] = from_float<T>(sum / total);
+    }
+    if (lane() == 0) lse[i] = (most + log2f(total)) * 0.693147181f;
+}
+
+/* attention_backward: block per (4 R rows, key head); rows and tile have the parts that they have on tensor cores. */
+template <class T, int D, int R, bool KEYS>
+__global__ void __launch_bounds__(128, 2) attention_backward_kernel(Backward<T> t, Attention a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    float *rows_a = (float *)memory, *rows_b = rows_a + 4 * R * D, *tile_x = rows_b + 4 * R * D;
+    float *tile_y = tile_x + 32 * (D + 4), *p = tile_y + 32 * (D + 4) + warp() * R * 64, *ds = p + R * 32;
+    const int group = KEYS ? 1 : a.group, own = KEYS ? a.K : a.H, others = KEYS ? a.group : 1; // heads
+    const int row0 = blockIdx.x * 4 * R, mine = row0 + warp() * R, count = a.N * group;
+    auto index = [&](int r) { return (int64_t)(r / group) * own + blockIdx.y * group + r % group; };
+    auto at = [&](int r) { return index(row0 + r) * a.D; };
+    fill_tile<D, 4 * R, D>(rows_a, KEYS ? t.k : t.q, count - row0, a.D, a.whole, at);
+    fill_tile<D, 4 * R, D>(rows_b, KEYS ? t.v : t.dy, count - row0, a.D, a.whole, at);
+    const int begin = seen<KEYS>(a, row0 / group).x, end = seen<KEYS>(a, (row0 + 4 * R - 1) / group).y + 1;
+    float sum_a[R][D / 32] = {}, sum_b[R][D / 32] = {}, s[R], dp[R];
+    int2 see[R];
+    float2 stat[R]; // of the rows; if they are keys, stat[0] is that of the lane's query
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int i = (mine + r) / group, h = blockIdx.y * group + (mine + r) % group;
+        see[r] = seen<KEYS>(a, i), stat[r] = make_float2(0, 0);
+        if (!KEYS && i < a.N) stat[r] = t.stat[(int64_t)h * a.N + i];
+    }
+    for (int h = blockIdx.y * others; h < (int)(blockIdx.y + 1) * others; h++)
+        for (int j = begin; j < end; j += 32) {
+            auto from = [&](int r) { return ((int64_t)(j + r) * (KEYS ? a.H : a.K) + h) * a.D; };
+            __syncthreads(); // nobody reads the old tile any more
+            fill_tile<D, 32, D + 4>(tile_x, KEYS ? t.q : t.k, end - j, a.D, a.whole, from);
+            fill_tile<D, 32, D + 4>(tile_y, KEYS ? t.dy : t.v, end - j, a.D, a.whole, from);
+            if (KEYS) stat[0] = j + lane() < end ? t.stat[(int64_t)h * a.N + j + lane()] : make_float2(0, 0);
+            __syncthreads();
+            if (mine >= count) continue;
+            dots<D>(s, rows_a + warp() * R * D, tile_x, a.D);
+            dots<D>(dp, rows_b + warp() * R * D, tile_y, a.D);
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const bool sees = j + lane() >= see[r].x && j + lane() <= see[r].y;
+                const float2 of = stat[KEYS ? 0 : r];
+                const float e = sees ? power_of_2(s[r] * a.scale2 - of.x) : 0;
+                p[r * 32 + lane()] = e, ds[r * 32 + lane()] = e * (dp[r] - of.y);
+            }
+            __syncwarp();
+            add_rows<D>(sum_a, ds, tile_x);
+            if (KEYS) add_rows<D>(sum_b, p, tile_y);
+            __syncwarp();
+        }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            const int d = c * 32 + lane();
+            if (mine + r >= count || d >= a.D) continue;
+            const int64_t to = index(mine + r) * a.D + d;
+            (KEYS ? t.dk : t.dq)[to] = from_float<T>(sum_a[r][c] * a.scale);
+            if (KEYS) t.dv[to] = from_float<T>(sum_b[r][c]);
+        }
+}
+
+// --- on the host: which kernel, how many blocks, how much memory
+Attention attention(SftTensor q, SftTensor k, const int32_t *begin, const int32_t *end, float scale, int64_t window) {
+    const int64_t N = q.dim[0], M = k.dim[0], H = q.dim[1], K = k.dim[1], D = q.dim[2];
+    if (M > 1 << 29 || D > 256)
+        sft_die(SFT_BROKEN, "attention to %lld keys, heads of %lld numbers: a GPU takes up to 2^29 and 256",
+                (long long)M, (long long)D);
+    return {(int)N, (int)M, (int)H, (int)K, (int)(H / K), (int)D, (int)SFT_MIN(window, M),
+            scale, scale * 1.44269504f, false, begin, end};
+}
+// f is called with the head size that kernels are compiled for, a constant: f(std::integral_constant<int, 64>()).
+template <class F> void with_head(int64_t D, F f) {
+    if (D <= 64) f(std::integral_constant<int, 64>());
+    else if (D <= 128) f(std::integral_constant<int, 128>());
+    else f(std::integral_constant<int, 256>());
+}
+template <class... P, class... A>
+void launch_attention(const SftCtx *c, void (*kernel)(P...), dim3 grid, size_t bytes, A... arguments) {
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel<<<grid, 128, bytes, stream(c)>>>(arguments...);
+    LAUNCHED("attention");
+}
+
+// Pieces that the keys of few queries are cut into, by the dimensions alone: so many that there are enough blocks,
+// but none under 64 keys.
+constexpr int FEW_QUERIES = 16, ENOUGH_BLOCKS = 512, LEAST_KEYS = 64;
+int64_t key_pieces(int64_t N, int64_t M, int64_t H, int64_t K) {
+    if (!N || N > FEW_QUERIES) return 1;
+    const int64_t rows = N * (H / K), tiles = rows <= 8 ? 1 : (rows + 31) / 32;
+    return SFT_MAX(1, SFT_MIN(ENOUGH_BLOCKS / (tiles * K), (M + LEAST_KEYS - 1) / LEAST_KEYS));
+}
+
+void attention_forward(SftCtx *c, SftTensor y, SftTensor lse, SftTensor q, SftTensor k, SftTensor v,
+                       const int32_t *begin, float scale, int64_t window) {
+    Attention a = attention(q, k, begin, NULL, scale, window);
+    const int64_t N = a.N, M = a.M, H = a.H, K = a.K, D = a.D, pieces = key_pieces(N, M, H, K);
+    a.whole = aligned(D, y, q, k, v);
+    int64_t rows = pieces > 1 ? pieces * N * H : 0;
+    for (int64_t n = 1; sft_planning(c) && n <= SFT_MIN(N, FEW_QUERIES); n++) // a plan must do for fewer, too
+        rows = SFT_MAX(rows, key_pieces(n, M, H, K) * n * H);
+    const size_t mark = c->work->used;
+    float2 *stat = (float2 *)sft_take(c->work, (size_t)rows * sizeof(float2));
+    float *part = (float *)sft_take(c->work, (size_t)(rows * D) * sizeof(float));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !N) return;
+    with_type(q.type, [&](auto type) {
+        typedef decltype(type) T;
+        T *to = (T *)y.data;
+        float *sums = (float *)lse.data;
+        const T *qs = (const T *)q.data, *ks = (const T *)k.data, *vs = (const T *)v.data;
+        if constexpr (sizeof(T) == 2)
+            if (N > FEW_QUERIES && a.whole) {
+                auto run = [&](auto head) {
+                    constexpr int DP = decltype(head)::value, R = DP > 128 ? 1 : 2, COLS = DP > 128 ? 32 : 64;
+                    launch_attention(c, attention_forward_mma<T, DP, R, COLS>, dim3(blocks(N, 64 * R), (unsigned)H),
+                                     (64 * R + 2 * COLS) * DP * 2, to, sums, qs, ks, vs, a);
+                };
+                if (D <= 32) run(std::integral_constant<int, 32>());
+                else with_head(D, run);
+                return;
+            }
+        auto run = [&](auto head, auto each) {
+            constexpr int DP = decltype(head)::value, R = decltype(each)::value;
+            const int chunk = pieces > 1 ? (int)((M + pieces * 32 - 1) / (pieces * 32) * 32) : 0;
+            launch_attention(c, attention_forward_kernel<T, DP, R>,
+                             dim3(blocks(N * a.group, 4 * R), (unsigned)K, (unsigned)pieces),
+                             (4 * R * DP + 32 * (DP + 4) + 4 * R * 32) * 4, to, sums, part, stat, qs, ks, vs, chunk, a);
+        };
+        with_head(D, [&](auto head) {
+            if (N * a.group <= 8) run(head, std::integral_constant<int, 2>());
+            else run(head, std::integral_constant<int, 8>());
+        });
+        if (pieces == 1) return;
+        const int n = (int)(N * H);
+        attention_join_kernel<T><<<blocks(n, 4), 128, 0, stream(c)>>>(to, sums, part, stat, (int)pieces, n, (int)D);
+        LAUNCHED("attention_join");
+    });
+}
+
+// Fewer blocks of 64 keys than this do not fill a GPU, and every query head gets its own: by the dimensions alone.
+constexpr int FEW_BLOCKS = 128;
+void attention_backward(SftCtx *c, SftTensor dq, SftTensor dk, SftTensor dv, SftTensor dy, SftTensor y, SftTensor lse,
+                        SftTensor q, SftTensor k, SftTensor v, const int32_t *begin, const int32_t *end, float scale,
+                        int64_t window) {
+    Attention a = attention(q, k, begin, end, scale, window);
+    const int64_t N = a.N, H = a.H, K = a.K, D = a.D;
+    a.whole = aligned(D, dq, dk, dv, dy) && aligned(D, q, k, v);
+    const int64_t few = H > K && q.type != SFT_F32 ? (FEW_BLOCKS - 1) / K * 64 : 0; // tokens that make few blocks
+    const int64_t parts = N <= few ? N : sft_planning(c) ? few : 0;                 // a plan must do for fewer, too
+    const size_t mark = c->work->used;
+    float2 *stat = (float2 *)sft_take(c->work, (size_t)(N * H) * sizeof(float2));
+    float *part_k = (float *)sft_take(c->work, (size_t)(parts * H * D) * sizeof(float));
+    float *part_v = (float *)sft_take(c->work, (size_t)(parts * H * D) * sizeof(float));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !N) return;
+    with_type(q.type, [&](auto type) {
+        typedef decltype(type) T;
+        const bool split = parts && a.whole;
+        const Backward<T> t = {(const T *)q.data, (const T *)k.data, (const T *)v.data, (const T *)dy.data, stat,
+                               (T *)dq.data, (T *)dk.data, (T *)dv.data, split ? part_k : NULL, part_v};
+        attention_delta_kernel<T><<<dim3(blocks(N, 32), (unsigned)H), 256, 0, stream(c)>>>(
+            stat, t.dy, (const T *)y.data, (const float *)lse.data, a);
+        LAUNCHED("attention_delta");
+        if constexpr (sizeof(T) == 2)
+            if (a.whole) {
+                auto run = [&](auto head) {
+                    constexpr int DP = decltype(head)::value, R = DP <= 64 ? 2 : 1, COLS = DP <= 128 ? 32 : 16;
+                    constexpr size_t bytes = 64 * R * DP * 4 + 2 * COLS * (DP * 4 + 8);
+                    const dim3 queries(blocks(N, 64 * R), (unsigned)H), keys(queries.x, (unsigned)(split ? H : K));
+                    launch_attention(c, attention_backward_mma<T, DP, R, COLS, DQ>, queries, bytes, t, a);
+                    if constexpr (DP <= 128) {
+                        launch_attention(c, attention_backward_mma<T, DP, R, COLS, DK | DV>, keys, bytes, t, a);
+                    } else {
+                        launch_attention(c, attention_backward_mma<T, DP, R, COLS, DK>, keys, bytes, t, a);
+                        launch_attention(c, attention_backward_mma<T, DP, R, COLS, DV>, keys, bytes, t, a);
+                    }
+                };
+                if (D <= 32) run(std::integral_constant<int, 32>());
+                else with_head(D, run);
+                for (int i = 0; i < 2 && split; i++) {
+                    T *to = i ? t.dv : t.dk;
+                    const float *part = i ? part_v : part_k;
+                    attention_group_kernel<T><<<blocks(N * K * D, 256), 256, 0, stream(c)>>>(to, part, a);
+                    LAUNCHED("attention_group");
+                }
+                return;
+            }
+        with_head(D, [&](auto head) {
+            constexpr int DP = decltype(head)::value, R = 512 / DP;
+            constexpr size_t bytes = (2 * 4 * R * DP + 2 * 32 * (DP + 4) + 2 * 4 * R * 32) * 4;
+            const dim3 queries(blocks(N * a.group, 4 * R), (unsigned)K), keys(blocks(N, 4 * R), (unsigned)K);
+            launch_attention(c, attention_backward_kernel<T, DP, R, false>, queries, bytes, t, a);
+            launch_attention(c, attention_backward_kernel<T, DP, R, true>, keys, bytes, t, a);
+        });
+    });
+}
 
 // [5.7] SwiGLU, loss, optimizer ----------------------------------------------------------------------------------
 /* swiglu_forward: thread per W numbers of the flat vectors. Moves 3 numbers per output, the floor. */
