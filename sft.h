@@ -5630,8 +5630,9 @@ void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig
         if (!strncmp(names[i], "checkpoint-", 11) && ending && !strcmp(ending, ".tmp")) sft__remove_folder(path);
     }
     sft__list_free(names, n);
-    snprintf(name, sizeof name, "checkpoint-%lld", (long long)t->step);
+    snprintf(name, sizeof name, "checkpoint-%lld.tmp", (long long)t->step);
     sft_path(sft__unfinished, folder, name);
+    *strrchr(name, '.') = 0;
     sft__next_hook = sft_die_hook, sft_die_hook = sft__save_failed;
     sft_make_folder(sft__unfinished);
     sft_save_weights(m, sft__unfinished, SFT_F32, INFINITY);

@@ -167,6 +167,50 @@ static void streams(SftType type) { // operations that memory limits; bytes are 
     sft_give_back(&memory, mark);
 }
 
+/* A whole training step (forward, loss, backward, AdamW) of GPT-2 124M on B documents of T tokens, against the roofline:
+   its multiply-adds at the peak (6 per weight and token, the head's included, and attention's: 741 MFLOP a token and more
+   with T), then AdamW's 28 bytes per parameter at the bandwidth; both limits measured before every step. */
+static void training_step(SftType type, int64_t B, int64_t T) {
+    char folder[] = "/tmp/sft_bench_XXXXXX", path[4096], name[64];
+    snprintf(name, sizeof name, "step GPT-2 124M B=%ld T=%ld", (long)B, (long)T);
+    if (!strstr(name, only)) return;
+    if (!mkdtemp(folder)) sft_die(SFT_BROKEN, "cannot make %s", folder);
+    sft_write_file(sft_path(path, folder, "config.json"), "{\"model_type\": \"gpt2\"}", 22);
+    SftArch arch = sft_arch(folder);
+    unlink(path), rmdir(folder);
+    SftModel m;
+    SftConfig config = {.learning_rate = 1e-4, .adam_beta1 = 0.9, .adam_beta2 = 0.999, .adam_epsilon = 1e-8};
+    config.lr_scheduler_type = (char *)"constant";
+    SftTrainer trainer = {.total = 1000};
+    SftBatch b = {0};
+    sft_model_open(&m, &arch, type, true, false, B * T, B * T, 0, false, &sft_cpu);
+    SftCtx c = {&sft_cpu, NULL, &m.mem[SFT_MEM_WORK], 0, 0};
+    sft_init_weights(&m, 1);
+    sft_batch_room(&b, B * T);
+    b.n = b.trained = B * T, b.documents = B;
+    for (int64_t i = 0; i < b.n; i++) {
+        b.ids[i] = b.target[i] = (int32_t)(sft_random(3, 0, 0, (uint64_t)i) % (uint64_t)arch.V);
+        b.pos[i] = (int32_t)(i % T), b.begin[i] = (int32_t)(i / T * T), b.end[i] = (int32_t)(i / T * T + T);
+    }
+    const double P = (double)sft_parameters(&arch), weights = P - (double)(arch.P * arch.C);
+    const double flops = (double)b.n * 6 * (weights + (double)(arch.L * arch.C * (T + 1))); // half of T x T, twice
+    double best = 1e30, share[100];
+    int turns = 0;
+    for (double opened = sft_now(); turns < 5 || (turns < 100 && sft_now() - opened < 20 * budget); turns++) {
+        double roofline = flops / peak_flops() + 28 * P / bandwidth(), start = now();
+        sft_zero_grad(&c, &m), sft_forward(&c, &m, &b);
+        sft_loss(&c, &m, &b, 1.0f / (float)b.n, NULL);
+        sft_backward(&c, &m, &b), sft_update(&c, &m, &trainer, &config, 1);
+        double seconds = now() - start;
+        best = fmin(best, seconds), share[turns] = roofline / seconds;
+    }
+    qsort(share, (size_t)turns, sizeof *share, ascending);
+    Result r = {name, sft_type_name(type), flops, 0, best, share[turns / 2]};
+    report(&r);
+    if (!as_json) printf("%-40s %10.0f tokens/s\n", "", (double)b.n / best);
+    sft_batch_free(&b), sft_model_close(&m);
+}
+
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--json")) as_json = true;
@@ -179,6 +223,8 @@ int main(int argc, char **argv) {
     sft_arena_open(&work, "workspace", (size_t)256 << 20);
     stream_x = tensor(SFT_F32, 16 << 20, 1, 1, 1), stream_y = tensor(SFT_F32, 16 << 20, 1, 1, 1);
     if (!as_json) printf("%d threads, vectors of %d floats, register tile %d x %d, bf16 pairs %s\n", sft__threads(), SFT__VL, SFT__MR, SFT__NR, SFT__PAIRS ? "yes" : "no");
+    for (int type = 0; type <= (int)SFT_BF16; type++)
+        training_step((SftType)type, 4, 64), training_step((SftType)type, 4, 256);
     for (int type = 0; type <= (int)SFT_BF16; type++) {
         double share[2] = {matmuls((SftType)type, 256), matmuls((SftType)type, 1024)};
         if (!as_json) printf("matmul %s, geometric mean: %.3f of fp32 peak at N=256, %.3f at N=1024\n", sft_type_name((SftType)type), share[0], share[1]);
