@@ -24,7 +24,7 @@ constexpr size_t WINDOW = 512 << 10; // address range of one block's shared memo
 constexpr size_t SHARED_BASE = 1024; // its first byte: no valid shared address is 0
 constexpr size_t RED = 64;           // red zone around each shared variable
 
-enum State : uint8_t { NEW, READY, AT_WARP, AT_BARRIER, AT_MBARRIER, DONE };
+enum State : uint8_t { NEW, READY, AT_WARP, AT_BARRIER, AT_MBARRIER, AT_WARPGROUP, DONE };
 struct Thread {
     Context c;
     void *sp, *fake;     // where it stopped; ASan's own note of that
@@ -117,6 +117,12 @@ void async_thread_end();
 void async_block_end();
 
 // trace.cc: happens-before, and counters. Nothing in builds without EMU_TRACE.
+constexpr int COPIES = MAX_WARPS, PRODUCTS = MAX_WARPS + 1; // what TMA and wgmma do counts as done by two more warps
+#ifdef EMU_TRACE
+struct Clock { uint32_t at[MAX_WARPS + 2]; }; // of each warp, and of the two below
+#else
+struct Clock {};
+#endif
 #ifdef EMU_TRACE
 #define EMU_HOOK(declaration) declaration;
 #else
@@ -132,4 +138,12 @@ EMU_HOOK(void trace_depart(int /* barrier */, const unsigned * /* lanes of each 
 EMU_HOOK(void trace_access(void * /* pc */, const void *, size_t, Access, bool /* for the whole warp */))
 EMU_HOOK(void trace_landing(void * /* pc */, const void *, size_t)) // an asynchronous copy's data are there
 EMU_HOOK(void trace_mma(long /* flops */))
+EMU_HOOK(void trace_release(Clock &)) // what the current thread has done is before whoever acquires the clock
+EMU_HOOK(void trace_acquire(const Clock &))
+EMU_HOOK(void trace_join(Clock & /* into */, const Clock &))
+EMU_HOOK(void trace_snapshot(Clock &))                                        // an asynchronous operation starts
+EMU_HOOK(void trace_async(int, void *, const void *, size_t, Access, const Clock &)) // and touches memory
+EMU_HOOK(void trace_async_done(int, Clock & /* into */, const Clock &))
+EMU_HOOK(void trace_sync_read(void *, const void *, size_t)) // of an mbarrier, which must have been made known
+EMU_HOOK(void trace_proxy_fence())
 } // namespace emu

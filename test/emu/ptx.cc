@@ -1,59 +1,18 @@
 // ptx.cc - inline PTX. The text of an asm statement is parsed when it is first met; each instruction is a function below.
 // Layouts of fragments and of shared memory: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" and "Asynchronous
 // Warpgroup Level Matrix Multiply-Accumulate Instructions". What is unknown stops, with its text.
-#include "internal.h"
-#include "include/cuda.h"
+#include "ptx.h"
 #include <map>
 #include <mutex>
 
 namespace emu {
-// ---- programs
-struct Argument { char type; int index; int64_t value; }; // '%' operand, 'i' immediate, 'r' local register, '_' nothing
-struct Frame { const char *site; void *pc; Operand *ops; uint64_t regs[16]; bool jump; };
-struct Instruction {
-    std::string op, label;          // label: of a branch's target
-    std::vector<Argument> args;     // braces and brackets removed
-    int guard = -1;                 // @p
-    bool negated = false;
-    int target = 0, count = 0;      // branch; what decode() found: matrices, bytes ...
-    bool flag = false, flag2 = false;
-    char type = 0;                  // of elements: 'b'f16, 'h'alf, 't'f32
-    void (*run)(const Instruction &, Frame &) = nullptr;
-};
 struct Program {
     std::vector<Instruction> code;
     std::string kinds, modes;       // of the statement's operands
 };
-static bool has(const std::string &op, const char *modifier) { // ".x4" as a whole word of the dotted name
-    size_t at = op.find(modifier), n = strlen(modifier);
-    return at != std::string::npos && (at + n == op.size() || op[at + n] == '.' || op[at + n] == ':');
-}
-static bool starts(const std::string &s, const char *with) { return !s.compare(0, strlen(with), with); }
-
-static void *pointer(const Argument &a, Frame &f) { return a.type == 'r' ? &f.regs[a.index] : f.ops[a.index].p; }
-static uint64_t value64(const Argument &a, Frame &f) {
-    if (a.type == 'i') return (uint64_t)a.value;
-    if (a.type == 'n') return (uint64_t)f.ops[a.index].p;
-    uint64_t v;
-    memcpy(&v, pointer(a, f), 8);
-    return v + (uint64_t)a.value;
-}
-static uint32_t value(const Argument &a, Frame &f) {
-    if (a.type == 'i') return (uint32_t)a.value;
-    if (a.type == 'n') return (uint32_t)(uintptr_t)f.ops[a.index].p;
-    uint32_t v;
-    memcpy(&v, pointer(a, f), 4);
-    return v + (uint32_t)a.value; // [%0 + 16]
-}
-
 // ---- mma.sync: D = A B + C, one 16 x 8 tile per warp. With g = lane / 4 and t = lane % 4, "Matrix Fragments for
 // mma.m16n8k16": a register of A holds two neighbours in k of row g (or g + 8), of B two neighbours in k of column g; C and
 // D hold columns 2t, 2t + 1 of rows g and g + 8.
-static float element(uint32_t word, int half, char type) {
-    uint16_t h = (uint16_t)(word >> half * 16);
-    return type == 'b' ? from_bf16(h) : from_f16(h);
-}
-struct Lane { const Instruction *in; Frame *f; };
 static void mma_execute(void **data, unsigned) {
     const Instruction &in = *((Lane *)data[0])->in;
     int k = in.count, na = in.type == 't' ? 4 : k / 4, nb = na / 2; // registers of A and of B
@@ -84,10 +43,6 @@ static void mma_execute(void **data, unsigned) {
         for (int i = 0; i < 4; i++) *(float *)pointer(in.args[i], f) = D[g + (i >> 1) * 8][t * 2 + (i & 1)];
     }
     trace_mma(2L * 16 * 8 * k);
-}
-static void aligned(const Instruction &in, Frame &f, Execute execute) {
-    Lane l = {&in, &f};
-    collective(f.site, ~0u, ALIGNED + (int)((uintptr_t)execute >> 4 & 0xffffff), &l, execute);
 }
 static void run_mma(const Instruction &in, Frame &f) { aligned(in, f, mma_execute); }
 
@@ -132,7 +87,6 @@ static void land(const Copy &c) {
     memcpy(to, c.from, c.given);
     memset(to + c.given, 0, c.bytes - c.given);
 }
-static bool at_once() { return settings().async == 1 || (settings().async == 2 && random_next(engine->random) & 1); }
 static void run_cp_async(const Instruction &in, Frame &f) {
     int n = (int)value(in.args[2], f), given = in.args.size() > 3 + (size_t)in.flag ? (int)value(in.args[3], f) : n;
     Copy c = {f.pc, value(in.args[0], f), n, given, 0, (const void *)value64(in.args[1], f)};
@@ -162,14 +116,16 @@ static void run_cp_wait(const Instruction &in, Frame &f) { wait_groups(in.args.e
 
 void async_begin() {
     if (!engine->async) engine->async = new Async();
+    hopper_begin();
 }
 void async_thread_end() { // copies that nobody waited for land at last
     Copies &q = engine->async->th[cur->tid];
     if (q.open.size()) wait_groups(-1);
     q.group = 0;
+    hopper_thread_end();
 }
-void async_block_end() {}
-bool async_progress() { return false; }
+void async_block_end() { hopper_block_end(); }
+bool async_progress() { return hopper_progress(); }
 
 // ---- small things
 static void run_nothing(const Instruction &, Frame &) {}
@@ -253,6 +209,15 @@ static const Entry TABLE[] = {
     {"ex2.approx", run_exp2, 80, "Ff"}, {"tanh.approx.f32", run_tanh, 80, "Ff"},
     {"cvt.rna.tf32.f32", run_cvt_tf32, 80, "Rf"},
     {"setmaxnreg.", run_nothing, 90, "i"}, {"griddepcontrol.", run_nothing, 90, ""}, {"prefetch", run_nothing, 80, "?*"},
+    {"mbarrier.init", run_mbarrier_init, 80, "ii"}, {"mbarrier.inval", run_mbarrier_invalidate, 80, "i"},
+    {"mbarrier.arrive", run_mbarrier_arrive, 90, "?ii*"}, {"mbarrier.arrive.expect_tx", run_mbarrier_arrive, 90, "?ii"},
+    {"mbarrier.expect_tx", run_mbarrier_expect, 90, "ii"},
+    {"mbarrier.try_wait.parity", run_mbarrier_wait, 90, "?iii*"}, {"mbarrier.test_wait.parity", run_mbarrier_wait, 90, "?ii"},
+    {"cp.async.bulk.tensor.", run_tma_load, 90, "???*"}, {"cp.async.bulk.shared", run_bulk_load, 90, "ilii?*"},
+    {"cp.async.bulk.global", run_bulk_store, 90, "lii?*"}, {"cp.async.bulk.commit_group", run_bulk_commit, 90, ""},
+    {"cp.async.bulk.wait_group", run_bulk_wait, 90, "i"}, {"fence.proxy.async", run_proxy_fence, 90, ""},
+    {"wgmma.fence.sync.aligned", run_wgmma_fence, 90, ""}, {"wgmma.commit_group.sync.aligned", run_wgmma_commit, 90, ""},
+    {"wgmma.wait_group.sync.aligned", run_wgmma_wait, 90, "i"}, {"wgmma.mma_async.sync.aligned.m64n", run_wgmma, 90, "?*"},
     {"createpolicy.", run_nothing, 80, "?*"}, {"fence.", run_nothing, 80, ""},
 };
 
@@ -275,6 +240,25 @@ static void decode(const Asm *a, Instruction &in, const std::string &text, const
         in.flag = has(o, ".trans");
         if (!in.count || !has(o, ".m8n8") || !has(o, ".b16")) bad(a, text, "this PTX instruction is not emulated");
         if ((int)in.args.size() != in.count + 1) bad(a, text, "wrong number of operands");
+    } else if (starts(o, "cp.async.bulk.tensor.")) {
+        if (has(o, ".global") && o.find(".global") < o.find(".shared")) in.run = run_tma_store;
+        in.count = o[21] - '0', in.flag = has(o, ".L2::cache_hint");
+        if ((int)in.args.size() < 2 + in.count) bad(a, text, "wrong number of operands");
+        const Argument &map = in.args[in.run == run_tma_load];
+        if (map.type != '%' || p.kinds[map.index] != 'l') bad(a, text, "the tensor map is not an \"l\" operand");
+        if (has(o, ".im2col") || has(o, ".multicast::cluster") || o.find("reduce") != std::string::npos) bad(a, text, "this form is not emulated");
+    } else if (starts(o, "wgmma.mma")) {
+        in.count = atoi(o.c_str() + strlen("wgmma.mma_async.sync.aligned.m64n"));
+        int left = (int)in.args.size() - in.count / 2; // A: descriptor or 4 registers, B, scale-d, two signs, transpositions
+        in.flag = left == 9; // A in registers
+        if (!has(o, ".f32") || !(o.find("k16.f32.bf16.bf16") + 1 || o.find("k16.f32.f16.f16") + 1) || in.count % 8 || in.count < 8 ||
+            in.count > 256 || (left != 7 && left != 9))
+            bad(a, text, "this form of wgmma is not emulated");
+        for (int i = 0; i < in.count / 2; i++)
+            if (in.args[i].type != '%' || p.kinds[in.args[i].index] != 'f' || p.modes[in.args[i].index] != '+')
+                bad(a, text, "an accumulator of wgmma must be a \"+f\" operand");
+    } else if (starts(o, "mbarrier.") || starts(o, "cp.async.bulk")) {
+        in.flag = o.find(".expect_tx") != std::string::npos || has(o, ".read"), in.flag2 = o.find("test_wait") != std::string::npos;
     } else if (starts(o, "cp.async.c")) in.flag = has(o, ".L2::cache_hint"), in.flag2 = has(o, ".cg");
     else if (o.find(".shared") != std::string::npos) {
         in.count = has(o, ".v4") ? 4 : has(o, ".v2") ? 2 : 1;
@@ -398,45 +382,3 @@ void run_asm(Asm *a, Operand *ops, int n, const char *kinds) {
     }
 }
 } // namespace emu
-
-// ---- tensor maps (CUDA Driver API, "Tensor Map Object Management"): the rules are the driver's
-namespace emu {
-struct TensorMap { // fits CUtensorMap's 128 bytes
-    char *address;
-    uint64_t strides[4]; // bytes between neighbours of dimension 1, 2, ...
-    uint32_t dimensions[5];
-    uint16_t box[5];
-    uint8_t rank, bytes, swizzle, valid; // bytes of an element; swizzle: 0, or 32, 64, 128
-};
-static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map has 128 bytes");
-} // namespace emu
-CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
-                                const cuuint64_t *dimensions, const cuuint64_t *strides, const cuuint32_t *box,
-                                const cuuint32_t *element_strides, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    static const uint8_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
-    emu::TensorMap m = {};
-    auto wrong = [](const char *why) {
-        emu::report(cudaErrorInvalidValue, "cuTensorMapEncodeTiled: %s", why);
-        return CUDA_ERROR_INVALID_VALUE;
-    };
-    if (rank < 1 || rank > 5) return wrong("a tensor has 1 to 5 dimensions");
-    if ((uintptr_t)map % 64) return wrong("the map is not aligned to 64 bytes");
-    if ((uintptr_t)address % 16) return wrong("the tensor is not aligned to 16 bytes");
-    m.address = (char *)address, m.rank = (uint8_t)rank, m.bytes = bytes[type], m.valid = 1;
-    m.swizzle = swizzle ? (uint8_t)(16 << swizzle) : 0;
-    for (cuuint32_t i = 0; i < rank; i++) {
-        if (!dimensions[i] || dimensions[i] > 1ull << 32) return wrong("a dimension is 1 to 2^32");
-        if (!box[i] || box[i] > 256) return wrong("a box has 1 to 256 elements in each dimension");
-        if (element_strides[i] != 1) return wrong("element strides other than 1 are not emulated");
-        m.dimensions[i] = (uint32_t)dimensions[i], m.box[i] = (uint16_t)box[i];
-        if (i + 1 < rank) {
-            if (strides[i] % 16 || strides[i] >= 1ull << 40) return wrong("a stride is a multiple of 16 bytes below 2^40");
-            m.strides[i] = strides[i];
-        }
-    }
-    if (box[0] * m.bytes % 16) return wrong("the box's first dimension is not a multiple of 16 bytes");
-    if (m.swizzle && box[0] * m.bytes > m.swizzle) return wrong("the box's first dimension is longer than the swizzle");
-    memcpy(map, &m, sizeof m);
-    return CUDA_SUCCESS;
-}

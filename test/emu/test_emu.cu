@@ -560,6 +560,291 @@ static void broken_cp_barrier() {
     no_nan(out.get());
 }
 
+// ---- Hopper: mbarriers, TMA, wgmma. Compiled for sm_90a alone.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+#define HOPPER 1
+#endif
+#ifdef HOPPER
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(uint64_t *b, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t *b, int parity) {
+    asm volatile("{\n.reg .pred p;\nagain: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again;\n}"
+                 ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void tma_load(void *to, const CUtensorMap *map, uint64_t *b, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(shared_address(to)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void tma_store(const CUtensorMap *map, const void *from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(shared_address(from)), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+#define D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D32(d) D4(d, 0), D4(d, 4), D4(d, 8), D4(d, 12), D4(d, 16), D4(d, 20), D4(d, 24), D4(d, 28)
+#define NAMES32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+template <int TA, int TB> __device__ __forceinline__ void wgmma64(float (&d)[32], uint64_t a, uint64_t b, int keep) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+                 ", %32, %33, p, 1, 1, %35, %36;\n}" : D32(d) : "l"(a), "l"(b), "r"(keep), "n"(TA), "n"(TB));
+}
+template <int TB> __device__ __forceinline__ void wgmma64_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int keep) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+                 ", {%32,%33,%34,%35}, %36, p, 1, -1, %38;\n}" : D32(d) : R4(a), "l"(b), "r"(keep), "n"(TB)); // D -= A B
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ uint64_t descriptor(uint32_t a, int leading, int stride, int swizzle) { // bytes; swizzle 0 32 64 128
+    uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
+    return (uint64_t)((a & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | mode << 62;
+}
+__device__ __forceinline__ uint32_t swizzle_address(uint32_t a, int width) { // the pattern, said another way than the emulator says it
+    uint32_t row = a / 128 % 8, chunk = a / 16 % 8, x = width == 128 ? row : width == 64 ? row / 2 * 2 / 2 : width == 32 ? row / 4 : 0;
+    if (width == 64) x = row % 4;
+    if (width == 32) x = row % 2;
+    return a / 128 * 128 + (chunk ^ x) * 16 + a % 16;
+}
+#endif
+// A box of W / 2 columns and 16 rows goes to shared memory, is read there, doubled, and goes back. W: bytes of a row, the swizzle.
+enum Fault { NONE, NO_WAIT, NO_PROXY_FENCE, NO_READ_WAIT, WRONG_BYTES, NO_INIT_SYNC };
+template <int W, int FAULT> __global__ void tma_round_trip(float *seen, const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap out, int x, int y) {
+#ifdef HOPPER
+    __shared__ __align__(1024) char tile[16 * W];
+    __shared__ __align__(8) uint64_t full;
+    if (threadIdx.x == 0) barrier_init(&full, 1);
+    if (FAULT != NO_INIT_SYNC) __syncthreads();
+    if (threadIdx.x == 0) {
+        barrier_expect(&full, FAULT == WRONG_BYTES ? 16 * W + 16 : 16 * W);
+        tma_load(tile, &in, &full, x, y);
+    }
+    if (FAULT != NO_WAIT || threadIdx.x == 0) barrier_wait(&full, 0);
+    for (int i = threadIdx.x; i < 16 * W / 2; i += blockDim.x) {
+        __nv_bfloat16 *e = (__nv_bfloat16 *)(tile + swizzle_address(i * 2, W));
+        seen[i] = __bfloat162float(*e);
+        *e = __float2bfloat16(2 * seen[i]);
+    }
+    if (FAULT != NO_PROXY_FENCE) proxy_fence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tma_store(&out, tile, x, y);
+        bulk_commit();
+        if (FAULT != NO_READ_WAIT) bulk_wait_read<0>();
+    }
+#endif
+}
+static CUtensorMap tensor_map(void *p, int columns, int rows, int pitch, int box_columns, int box_rows, int swizzle) {
+    CUtensorMap m;
+    cuuint64_t dims[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * 2};
+    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, ones[2] = {1, 1};
+    CUtensorMapSwizzle s = swizzle == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE;
+    void *f = NULL;
+    cudaDriverEntryPointQueryResult found;
+    CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
+    auto encode = (CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))f;
+    CHECK(encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, s,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
+    return m;
+}
+static bool hopper() { // is there one?
+    cudaDeviceProp p;
+    CUDA(cudaGetDeviceProperties(&p, 0));
+    return p.major == 9;
+}
+template <int W, int FAULT> static void round_trip(int x, int y) {
+    int columns = 90, rows = 40, pitch = 96;
+    std::vector<__nv_bfloat16> h(rows * pitch);
+    for (int i = 0; i < rows * pitch; i++) h[i] = __float2bfloat16((float)(i % 251 - 125));
+    Device<__nv_bfloat16> in(h), out(h);
+    Device<float> seen(8 * W);
+    tma_round_trip<W, FAULT><<<1, 128>>>(seen.p, tensor_map(in.p, columns, rows, pitch, W / 2, 16, W == 16 ? 0 : W),
+                                         tensor_map(out.p, columns, rows, pitch, W / 2, 16, W == 16 ? 0 : W), x, y);
+    auto v = seen.get();
+    auto o = out.get();
+    no_nan(v);
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < W / 2; c++) { // what sticks out reads as zero, and is not written
+            bool inside = x + c >= 0 && x + c < columns && y + r >= 0 && y + r < rows;
+            CHECK(v[r * (W / 2) + c] == (inside ? (float)h[(y + r) * pitch + x + c] : 0));
+            if (inside) CHECK((float)o[(y + r) * pitch + x + c] == 2 * (float)h[(y + r) * pitch + x + c]);
+        }
+    for (int i = 0; i < rows * pitch; i++) {
+        int r = i / pitch, c = i % pitch;
+        if (r < y || r >= y + 16 || c < x || c >= x + W / 2 || c >= columns) CHECK((float)o[i] == (float)h[i]);
+    }
+}
+static void test_tma() {
+    if (!hopper()) return;
+    round_trip<128, NONE>(16, 8);
+    round_trip<128, NONE>(45, 33); // ragged at both ends
+    round_trip<64, NONE>(-8, -4);
+    round_trip<32, NONE>(80, 0);
+    round_trip<16, NONE>(0, 0); // no swizzle
+}
+
+// One 64 x 64 x 64 product by one warpgroup. T: the operand lies MN-major in memory (A: k x m, B: k x n). W: the swizzle.
+enum Wgmma { SOUND, NO_FENCE, NO_WGMMA_WAIT, TOUCHED, THREE_WARPS };
+template <int TA, int TB, int W, int FAULT> __global__ void __launch_bounds__(128)
+wgmma_tile(float *C, const __grid_constant__ CUtensorMap mapA, const __grid_constant__ CUtensorMap mapB) {
+#ifdef HOPPER
+    __shared__ __align__(1024) char a[64 * 128], b[64 * 128];
+    __shared__ __align__(8) uint64_t full;
+    const int panels = 128 / W, bytes = 64 * W; // boxes of W bytes and 64 rows
+    int t = threadIdx.x, warp = t / 32, lane = t % 32;
+    if (t == 0) barrier_init(&full, 1);
+    __syncthreads();
+    if (t == 0) {
+        barrier_expect(&full, 2 * 64 * 128);
+        for (int i = 0; i < panels; i++) {
+            tma_load(a + i * bytes, &mapA, &full, i * W / 2, 0);
+            tma_load(b + i * bytes, &mapB, &full, i * W / 2, 0);
+        }
+    }
+    barrier_wait(&full, 0);
+    float d[32];
+    if (FAULT != NO_FENCE) wgmma_fence();
+    if (FAULT == THREE_WARPS && warp == 3) return;
+    for (int k = 0; k < 64; k += 16) { // K-major: k * 2 bytes into the rows; MN-major: k rows down
+        uint32_t at = k * 2 / W * bytes + k * 2 % W;
+        uint64_t da = descriptor(shared_address(a) + (TA ? k * W : at), TA ? bytes : 16, 8 * W, W);
+        uint64_t db = descriptor(shared_address(b) + (TB ? k * W : at), TB ? bytes : 16, 8 * W, W);
+        wgmma64<TA, TB>(d, da, db, k > 0);
+    }
+    wgmma_commit();
+    if (FAULT == TOUCHED) d[0] = 1;
+    if (FAULT != NO_WGMMA_WAIT) wgmma_wait<0>();
+    for (int j = 0; j < 32; j++) C[(warp * 16 + lane / 4 + j / 2 % 2 * 8) * 64 + j / 4 * 8 + lane % 4 * 2 + j % 2] = d[j];
+    if (FAULT == NO_WGMMA_WAIT) wgmma_wait<0>();
+#endif
+}
+template <int TA, int TB, int W, int FAULT> static void wgmma_case() {
+    std::vector<__nv_bfloat16> a(64 * 64), b(64 * 64);
+    for (auto &x : a) x = __float2bfloat16(uniform());
+    for (auto &x : b) x = __float2bfloat16(uniform());
+    Device<__nv_bfloat16> A(a), B(b);
+    Device<float> C(64 * 64);
+    wgmma_tile<TA, TB, W, FAULT><<<1, 128>>>(C.p, tensor_map(A.p, 64, 64, 64, W / 2, 64, W), tensor_map(B.p, 64, 64, 64, W / 2, 64, W));
+    auto c = C.get();
+    no_nan(c);
+    for (int m = 0; m < 64; m++)
+        for (int n = 0; n < 64; n++) {
+            double s = 0;
+            for (int k = 0; k < 64; k++) s += (double)(float)a[TA ? k * 64 + m : m * 64 + k] * (float)b[TB ? k * 64 + n : n * 64 + k];
+            CHECK(fabs(c[m * 64 + n] - s) < 64 * 64 * 6e-8); // 64 terms below 1, each sum rounded to fp32
+        }
+}
+// A from registers, B without swizzle: core matrices of 8 rows of 16 bytes, written with ordinary stores.
+template <bool FENCE> __global__ void __launch_bounds__(128) wgmma_registers(float *C, const __nv_bfloat16 *A, const __nv_bfloat16 *B) {
+#ifdef HOPPER
+    __shared__ __align__(128) __nv_bfloat16 b[64 * 16];
+    int t = threadIdx.x, warp = t / 32, g = t % 32 / 4, c = t % 4;
+    for (int i = t; i < 64 * 16; i += 128) { // element (n, k): core (n / 8, k / 8), cores of one k / 8 lie one after another
+        int n = i / 16, k = i % 16;
+        b[k / 8 * 512 + n / 8 * 64 + n % 8 * 8 + k % 8] = B[i];
+    }
+    if (FENCE) proxy_fence();
+    __syncthreads();
+    uint32_t a[4];
+    for (int i = 0; i < 4; i++) a[i] = *(const uint32_t *)(A + (warp * 16 + g + i % 2 * 8) * 16 + c * 2 + i / 2 * 8);
+    float d[32];
+    for (int j = 0; j < 32; j++) d[j] = (float)j;
+    wgmma_fence();
+    wgmma64_registers<0>(d, a, descriptor(shared_address(b), 1024, 128, 0), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int j = 0; j < 32; j++) C[(warp * 16 + g + j / 2 % 2 * 8) * 64 + j / 4 * 8 + c * 2 + j % 2] = d[j];
+#endif
+}
+template <bool FENCE> static void wgmma_registers_case() {
+    std::vector<__nv_bfloat16> a(64 * 16), b(64 * 16);
+    for (auto &x : a) x = __float2bfloat16(uniform());
+    for (auto &x : b) x = __float2bfloat16(uniform());
+    Device<__nv_bfloat16> A(a), B(b);
+    Device<float> C(64 * 64);
+    wgmma_registers<FENCE><<<1, 128>>>(C.p, A.p, B.p);
+    auto c = C.get();
+    for (int m = 0; m < 64; m++)
+        for (int n = 0; n < 64; n++) {
+            double s = n / 8 * 4 + m / 8 % 2 * 2 + n % 2; // what d[j] began with
+            for (int k = 0; k < 16; k++) s -= (double)(float)a[m * 16 + k] * (float)b[n * 16 + k];
+            CHECK(fabs(c[m * 64 + n] - s) < 16 * 40 * 6e-8);
+        }
+}
+static void test_wgmma() {
+    if (!hopper()) return;
+    wgmma_case<0, 0, 128, SOUND>();
+    wgmma_case<1, 0, 128, SOUND>();
+    wgmma_case<0, 1, 128, SOUND>();
+    wgmma_case<1, 1, 128, SOUND>();
+    wgmma_case<0, 0, 64, SOUND>();
+    wgmma_case<1, 1, 64, SOUND>();
+    wgmma_case<0, 1, 32, SOUND>();
+    wgmma_case<1, 0, 32, SOUND>();
+    wgmma_registers_case<true>();
+}
+// A ring of two buffers: warp 0 fetches tiles, warps 1 to 4 add them up.
+template <bool LATE> __global__ void ring(float *out, const __grid_constant__ CUtensorMap map, int tiles) {
+#ifdef HOPPER
+    __shared__ __align__(128) __nv_bfloat16 s[2][8 * 64];
+    __shared__ __align__(8) uint64_t full[2], empty[2];
+    int t = threadIdx.x;
+    if (t == 0)
+        for (int i = 0; i < 2; i++) barrier_init(&full[i], 1), barrier_init(&empty[i], 128);
+    __syncthreads();
+    if (t < 32) {
+        if (t == 0)
+            for (int i = 0; i < tiles; i++) {
+                barrier_wait(&empty[i % 2], i / 2 % 2 ^ 1);
+                barrier_expect(&full[i % 2], sizeof s[0]);
+                tma_load(s[i % 2], &map, &full[i % 2], 0, i * 8);
+            }
+        return;
+    }
+    float sum = 0;
+    for (int i = 0; i < tiles; i++) {
+        barrier_wait(&full[i % 2], i / 2 % 2);
+        if (!LATE) barrier_arrive(&empty[i % 2]); // before it has read
+        for (int j = 0; j < 4; j++) sum += __bfloat162float(s[i % 2][j * 128 + (t + 40) % 128]);
+        if (LATE) barrier_arrive(&empty[i % 2]);
+    }
+    out[t - 32] = sum;
+#endif
+}
+template <bool LATE> static void ring_case() {
+    std::vector<__nv_bfloat16> h(64 * 64);
+    for (int i = 0; i < 64 * 64; i++) h[i] = __float2bfloat16((float)(i / 512 + i % 8));
+    Device<__nv_bfloat16> in(h);
+    Device<float> out(128);
+    ring<LATE><<<1, 160>>>(out.p, tensor_map(in.p, 64, 64, 64, 64, 8, 0), 8);
+    auto v = out.get();
+    for (int t = 0; t < 128; t++) CHECK(v[t] == 4 * (28 + 8 * (t % 8)));
+}
+static void test_ring() {
+    if (hopper()) ring_case<true>();
+}
+static void broken_ring() { ring_case<false>(); }
+static void broken_mbarrier_wait() { round_trip<128, NO_WAIT>(16, 8); }
+static void broken_proxy_fence() { round_trip<128, NO_PROXY_FENCE>(16, 8); }
+static void broken_read_wait() { round_trip<128, NO_READ_WAIT>(16, 8); }
+static void broken_bytes() { round_trip<128, WRONG_BYTES>(16, 8); }
+static void broken_init() { round_trip<128, NO_INIT_SYNC>(16, 8); }
+static void broken_wgmma_fence() { wgmma_case<0, 0, 128, NO_FENCE>(); }
+static void broken_wgmma_wait() { wgmma_case<0, 0, 128, NO_WGMMA_WAIT>(); }
+static void broken_wgmma_touched() { wgmma_case<0, 0, 128, TOUCHED>(); }
+static void broken_wgmma_warps() { wgmma_case<0, 0, 128, THREE_WARPS>(); }
+static void broken_wgmma_proxy() { wgmma_registers_case<false>(); }
+
 // ---- counters
 #ifdef EMU
 __global__ void strided_copy(float *d, const float *s, int stride) {
@@ -675,6 +960,13 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"mma.sync and ldmatrix", test_mma, ALL, "", NULL},
     {"cp.async", test_cp_async, ALL, "", NULL},
     {"cp.async that lands at once", test_cp_async, FAST | TRACE, "EMU_ASYNC=early", NULL},
+    {"TMA and mbarriers", test_tma, ALL, "", NULL},
+    {"TMA that lands at once", test_tma, FAST | TRACE, "EMU_ASYNC=early", NULL},
+    {"wgmma", test_wgmma, ALL, "", NULL},
+    {"wgmma at once, random threads", test_wgmma, FAST | TRACE, "EMU_ASYNC=early EMU_ORDER=random:3", NULL},
+    {"wgmma, random threads, some at once", test_wgmma, FAST | TRACE, "EMU_ASYNC=random EMU_ORDER=random:4", NULL},
+    {"a ring of buffers", test_ring, ALL, "", NULL},
+    {"a ring of buffers, random threads and landings", test_ring, FAST | TRACE, "EMU_ORDER=random:5 EMU_ASYNC=random", NULL},
     {"streams", test_streams, ALL, "", NULL},
     {"streams, lazy", test_streams, FAST, "EMU_STREAM=lazy", NULL},
     {"streams, memory protected", test_streams, FAST, "EMU_PROTECT=1", NULL},
@@ -712,6 +1004,21 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"caught: an instruction newer than the chip", broken_ptx, FAST, "EMU_CHIP=sm_80", "fma.rn.f32"},
     {"caught: mma.sync in half a warp", broken_mma, FAST, "", "wait in a warp-wide operation"},
     {"caught: cp.async, a wait too few", broken_cp_wait, FAST, "", "NaN in the output"},
+    {"caught: TMA, threads that do not wait", broken_mbarrier_wait, FAST, "", "NaN in the output"},
+    {"caught: TMA, threads that do not wait", broken_mbarrier_wait, TRACE, "EMU_ASYNC=early", "race in tma_round_trip"},
+    {"caught: TMA, no fence.proxy.async", broken_proxy_fence, TRACE, "", "without fence.proxy.async"},
+    {"caught: TMA, no wait before the end", broken_read_wait, FAST, "", "bulk stores may still read"},
+    {"caught: TMA, wrong number of bytes", broken_bytes, FAST, "", "wait in mbarrier.try_wait"},
+    {"caught: mbarrier, used before it is known", broken_init, FAST, "EMU_ORDER=reverse", "there is no mbarrier"},
+    {"caught: mbarrier, used before it is known", broken_init, TRACE, "", "race in tma_round_trip"},
+    {"caught: a ring that overwrites what is still read", broken_ring, TRACE, "", "race in ring"},
+    {"caught: wgmma, no fence", broken_wgmma_fence, FAST, "", "without wgmma.fence"},
+    {"caught: wgmma, no wait", broken_wgmma_wait, FAST, "", "NaN in the output"},
+    {"caught: wgmma, no wait, even at once", broken_wgmma_wait, FAST, "EMU_ASYNC=early", "NaN in the output"},
+    {"caught: wgmma, an accumulator in use", broken_wgmma_touched, FAST, "", "touched before wgmma.wait_group"},
+    {"caught: wgmma by three warps", broken_wgmma_warps, FAST, "", "for other warps to begin"},
+    {"caught: wgmma, no fence.proxy.async", broken_wgmma_proxy, TRACE, "", "without fence.proxy.async"},
+    {"caught: wgmma on an older chip", broken_wgmma_proxy, FAST, "EMU_CHIP=sm_80", "needs a newer chip"},
     {"caught: a stream that does not wait for another", broken_streams, FAST, "EMU_STREAM=lazy", "h[i] == 42 is not so"},
     {"caught: the host does not wait for a copy", broken_host_read, FAST, "EMU_STREAM=lazy", "h[0] == 41 is not so"},
 #endif

@@ -57,6 +57,7 @@ struct Cell {
     uint32_t block, clock, sync; // serial number of the block; its warp's clock and syncs at the access
     uint16_t thread;             // WHOLE_WARP: ldmatrix, stmatrix
     uint8_t bytes, kind;         // which of the four; Access
+    uint16_t fences;             // the thread's fence.proxy.async before it
     Pc pc;
 };
 struct Shadow { Cell write, read[2]; };
@@ -64,13 +65,16 @@ const uint16_t WHOLE_WARP = 0x8000; // plus the first lane's number
 static Shadow *global_shadow, *shared_shadow;
 static std::unordered_map<uintptr_t, Shadow> symbol_shadow; // __device__ variables
 static uint32_t serial, first_serial;                       // blocks so far; first of this launch
-static uint32_t clocks[MAX_WARPS][MAX_WARPS], syncs[MAX_WARPS], barrier_clock[BARRIERS][MAX_WARPS];
+static Clock clocks[MAX_WARPS], barrier_clock[BARRIERS];
+static uint32_t syncs[MAX_WARPS + 2], ticks[MAX_WARPS + 2]; // ticks: of COPIES and PRODUCTS
+static uint16_t fences[MAX_THREADS];          // fence.proxy.async, by thread
+static std::unordered_map<int, Clock> fence_clock;
 static int races;
 static std::set<std::pair<Pc, Pc>> reported;
 
 // Between blocks only one thing orders: a thread that has executed __threadfence() and then an atomic on global memory
 // releases what its block did before; a later atomic on the same address acquires it ("the last block done").
-struct Event { const void *variable; size_t at; uint16_t thread; uint32_t sync, clock, clocks[MAX_WARPS]; };
+struct Event { const void *variable; size_t at; uint16_t thread; uint32_t sync, clock; Clock clocks; };
 static std::unordered_map<uint32_t, std::vector<Event>> releases; // by block
 static std::unordered_map<const void *, size_t> released;         // variable -> number of releases
 static std::vector<Event> acquired;                               // by the block that runs
@@ -78,33 +82,30 @@ static std::vector<bool> fenced;
 
 static Event event(const void *variable, size_t at) {
     int w = cur->warp;
-    Event e = {variable, at, (uint16_t)cur->tid, syncs[w], clocks[w][w], {}};
-    memcpy(e.clocks, clocks[w], sizeof e.clocks);
-    return e;
+    return {variable, at, (uint16_t)cur->tid, syncs[w], clocks[w].at[w], clocks[w]};
 }
 static int warp_of(uint16_t thread) { return (thread & ~WHOLE_WARP) / 32; }
 // Is an access (its thread, sync, clock) before a moment of the same block (its thread, sync, and its warp's clocks)?
-static bool before(uint16_t t, uint32_t sync, uint32_t clock, uint16_t later, uint32_t later_sync, const uint32_t *later_clocks) {
+static bool before(uint16_t t, uint32_t sync, uint32_t clock, uint16_t later, uint32_t later_sync, const Clock &later_clocks) {
     if (t == later && t < WHOLE_WARP) return true;
     int w = warp_of(t);
-    return w == warp_of(later) ? sync < later_sync : later_clocks[w] >= clock;
+    return w == warp_of(later) && w < COPIES ? sync < later_sync : later_clocks.at[w] >= clock;
 }
-static bool released_to(const Cell &o, const Cell &n) {
+static bool released_to(const Cell &o, const Cell &n, const Clock &known) {
     auto r = releases.find(o.block);
     if (r == releases.end()) return false;
     for (const Event &e : r->second)
         if (before(o.thread, o.sync, o.clock, e.thread, e.sync, e.clocks))
             for (const Event &a : acquired)
-                if (a.variable == e.variable && a.at > e.at &&
-                    before(a.thread, a.sync, a.clock, n.thread, n.sync, clocks[warp_of(n.thread)]))
-                    return true;
+                if (a.variable == e.variable && a.at > e.at && before(a.thread, a.sync, a.clock, n.thread, n.sync, known)) return true;
     return false;
 }
-static bool conflict(const Cell &o, const Cell &n, bool shared) {
+// Do two accesses conflict, and does the second not come after the first? `known`: what the second's warp knows of others.
+static bool conflict(const Cell &o, const Cell &n, bool shared, const Clock &known) {
     if (o.block < first_serial || !(o.bytes & n.bytes) || (o.kind == READ && n.kind == READ)) return false;
     if (o.kind == ATOMIC && n.kind == ATOMIC) return false;
-    if (o.block == n.block) return !before(o.thread, o.sync, o.clock, n.thread, n.sync, clocks[warp_of(n.thread)]);
-    return !shared && !released_to(o, n);
+    if (o.block == n.block) return !before(o.thread, o.sync, o.clock, n.thread, n.sync, known);
+    return !shared && !released_to(o, n, known);
 }
 static void race(const Cell &o, const Cell &n, bool shared) {
     if (!reported.insert({std::min(o.pc, n.pc), std::max(o.pc, n.pc)}).second) return;
@@ -126,22 +127,39 @@ static Shadow &shadow(uintptr_t word, bool shared, bool global) {
     if (global) return global_shadow[(word - (uintptr_t)arena) / 4];
     return symbol_shadow[word];
 }
-static void check_races(Pc pc, const char *p, size_t n, Access kind, bool warp, bool shared, bool global) {
-    int w = cur->warp;
-    Cell c = {serial, clocks[w][w], syncs[w], (uint16_t)(warp ? WHOLE_WARP + w * 32 : cur->tid), 0, (uint8_t)kind, pc};
+static void check_races(const char *p, size_t n, Cell c, const Clock &known, bool shared, bool global) {
     for (uintptr_t word = (uintptr_t)p & ~(uintptr_t)3; word < (uintptr_t)p + n; word += 4) {
         c.bytes = 15;
         if (word < (uintptr_t)p) c.bytes &= 15 << ((uintptr_t)p - word);
         if (word + 4 > (uintptr_t)p + n) c.bytes &= 15 >> (word + 4 - (uintptr_t)p - n);
         Shadow &s = shadow(word, shared, global);
-        if (conflict(s.write, c, shared)) race(s.write, c, shared);
-        if (kind != READ) {
+        if (conflict(s.write, c, shared, known)) race(s.write, c, shared);
+        if (c.kind != READ) {
             for (Cell &r : s.read)
-                if (conflict(r, c, shared)) race(r, c, shared);
+                if (conflict(r, c, shared, known)) race(r, c, shared);
             s.write = c;
             s.read[0].block = s.read[1].block = 0;
         } else if (s.read[0].block != c.block || s.read[0].thread == c.thread) s.read[0] = c;
         else s.read[1] = c;
+    }
+}
+static Cell cell(Pc pc, uint16_t thread, Access kind) {
+    int w = warp_of(thread);
+    return {serial, w >= COPIES ? ticks[w] : clocks[w].at[w], syncs[w], thread, 0, (uint8_t)kind, w >= COPIES ? (uint16_t)0 : fences[cur->tid], pc};
+}
+// The asynchronous proxy (TMA stores, wgmma) sees what ordinary stores wrote only behind fence.proxy.async, by the thread that
+// wrote, or by one that comes after it and before the read.
+static void check_proxy(Pc pc, const char *p, size_t n, const Clock &known) {
+    for (const char *word = p; word < p + n; word += 4) {
+        Cell &w = shadow((uintptr_t)word, true, false).write;
+        if (w.block != serial || warp_of(w.thread) >= COPIES || fences[w.thread & ~WHOLE_WARP] != w.fences) continue;
+        bool fenced = false;
+        for (auto &f : fence_clock)
+            fenced |= f.second.at[warp_of(w.thread)] >= w.clock && known.at[f.first / 32] >= f.second.at[f.first / 32];
+        if (fenced || !reported.insert({w.pc, pc}).second) continue;
+        races++;
+        fprintf(stderr, "emu: race in %s: %s:%d writes what %s:%d reads asynchronously, without fence.proxy.async between\n",
+                kernel_name(engine->kernel->name).c_str(), place(w.pc).file.c_str(), place(w.pc).line, place(pc).file.c_str(), place(pc).line);
     }
 }
 
@@ -271,11 +289,14 @@ static void record(Pc pc, const void *address, size_t n, Access kind, bool warp 
         if (!in) fail("%s:%d: shared memory access out of bounds", place(pc).file.c_str(), place(pc).line);
     } else if (global && !in_allocation(p, n))
         fail("%s:%d: global memory access out of bounds: %zu bytes at %p", place(pc).file.c_str(), place(pc).line, n, address);
-    if (racing) check_races(pc, p, n, kind, warp, shared, global);
+    if (racing) {
+        Cell c = cell(pc, (uint16_t)(warp ? WHOLE_WARP + cur->warp * 32 : cur->tid), kind);
+        check_races(p, n, c, clocks[cur->warp], shared, global);
+    }
     if (counting) records[cur->tid].push_back({pc, p, (uint16_t)n, (uint8_t)kind, shared ? 's' : 'g'});
 }
-static void join(uint32_t *into, const uint32_t *from) {
-    for (int i = 0; i < MAX_WARPS; i++) into[i] = std::max(into[i], from[i]);
+static void join(Clock &into, const Clock &from) {
+    for (int i = 0; i <= PRODUCTS; i++) into.at[i] = std::max(into.at[i], from.at[i]);
 }
 void trace_launch(Kernel *k, const Launch &l) {
     if (!global_shadow && racing) {
@@ -304,7 +325,10 @@ void trace_block_begin() {
     memset(clocks, 0, sizeof clocks);
     memset(syncs, 0, sizeof syncs);
     memset(barrier_clock, 0, sizeof barrier_clock);
-    for (int w = 0; w < MAX_WARPS; w++) clocks[w][w] = 1;
+    memset(fences, 0, sizeof fences);
+    fence_clock.clear();
+    memset(ticks, 0, sizeof ticks);
+    for (int w = 0; w < MAX_WARPS; w++) clocks[w].at[w] = 1;
     acquired.clear();
     fenced.assign(MAX_THREADS, false);
 }
@@ -319,7 +343,7 @@ void trace_converge(int warp, unsigned lanes, bool ordered) {
 void trace_arrive(int barrier) {
     int w = cur->warp;
     join(barrier_clock[barrier], clocks[w]);
-    clocks[w][w]++;
+    clocks[w].at[w]++;
 }
 void trace_depart(int barrier, const unsigned *lanes) {
     for (int w = 0; w < engine->nwarps; w++)
@@ -328,7 +352,7 @@ void trace_depart(int barrier, const unsigned *lanes) {
             syncs[w]++;
             if (counting) flush(w);
         }
-    memset(barrier_clock[barrier], 0, sizeof barrier_clock[barrier]);
+    barrier_clock[barrier] = Clock();
 }
 void trace_access(void *pc, const void *p, size_t n, Access kind, bool warp) { record((Pc)pc, p, n, kind, warp); }
 void trace_landing(void *pc, const void *p, size_t n) { // a write, as far as order goes; counted when it was issued
@@ -336,6 +360,43 @@ void trace_landing(void *pc, const void *p, size_t n) { // a write, as far as or
     counting = false;
     record((Pc)pc, p, n, WRITE);
     counting = c;
+}
+void trace_release(Clock &c) {
+    join(c, clocks[cur->warp]);
+    clocks[cur->warp].at[cur->warp]++;
+}
+void trace_join(Clock &into, const Clock &c) { join(into, c); }
+void trace_acquire(const Clock &c) {
+    join(clocks[cur->warp], c);
+    syncs[cur->warp]++;
+}
+void trace_snapshot(Clock &c) {
+    c = clocks[cur->warp];
+    clocks[cur->warp].at[cur->warp]++;
+}
+void trace_async(int who, void *pc, const void *address, size_t n, Access kind, const Clock &start) {
+    const char *p = (const char *)address;
+    bool shared = p >= engine->window && p < engine->window + WINDOW;
+    ticks[who]++;
+    if (!racing || (!shared && !in_arena(p))) return;
+    check_races(p, n, cell((Pc)pc, (uint16_t)(WHOLE_WARP + who * 32), kind), start, shared, !shared);
+    if (shared && kind == READ) check_proxy((Pc)pc, p, n, start);
+}
+void trace_async_done(int who, Clock &into, const Clock &start) {
+    Clock c = start;
+    c.at[who] = ticks[who];
+    join(into, c);
+}
+void trace_sync_read(void *pc, const void *p, size_t n) {
+    bool c = counting;
+    counting = false;
+    record((Pc)pc, p, n, READ); // what initialised it must come before
+    counting = c;
+}
+void trace_proxy_fence() {
+    fences[cur->tid]++;
+    fence_clock[cur->tid] = clocks[cur->warp];
+    clocks[cur->warp].at[cur->warp]++;
 }
 void trace_mma(long flops) {
     if (counting) counted->c.mma_flops += flops;
@@ -346,7 +407,7 @@ __attribute__((noinline)) void access(const void *p, size_t n, Access kind) {
     size_t &count = released[p];
     if (count) acquired.push_back(event(p, count));
     if (fenced[cur->tid]) releases[serial].push_back(event(p, count++));
-    clocks[cur->warp][cur->warp]++;
+    clocks[cur->warp].at[cur->warp]++;
 }
 void fence() {
     if (cur) fenced[cur->tid] = true;
