@@ -393,6 +393,34 @@ static void orders_and_splits(void **state) {
     sft_dataset_free(&d), sft_dataset_free(&validation), sft_config_free(&config);
 }
 
+static void the_largest_batch_is_the_largest_of_the_run(void **state) {
+    (void)state;
+    enum { N = 101, ROWS = 3, PER_STEP = 6, STEPS = 40 }; // two epochs of 17 steps and a piece of the third
+    static int lengths[N];
+    for (int i = 0; i < N; i++) lengths[i] = 1 + (int)(sft_random(5, 0, 0, (uint64_t)i) % 40);
+    SftConfig config = config_of(NULL);
+    SftDataset d = dataset_of(lengths, N);
+    sft_dataset_pack(&d, &config);
+    assert_int_equal(sft_steps_per_epoch(&d, PER_STEP), 17);
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        int64_t order[N], tokens = 0, targets = 0, most_tokens = 0, most_targets = 0;
+        SftBatch b = {0};
+        for (int64_t step = 0; step < STEPS; step++) { // as a run takes them
+            int64_t first = step % 17 * PER_STEP, end = SFT_MIN(first + PER_STEP, d.packs);
+            sft_epoch_order(order, &d, 7, step / 17, shuffle);
+            for (int64_t at = first; at < end; at += ROWS) {
+                sft_batch_fill(&b, &d, order + at, SFT_MIN(ROWS, end - at));
+                tokens = SFT_MAX(tokens, b.n), targets = SFT_MAX(targets, b.trained);
+            }
+        }
+        sft_largest_batch(&most_tokens, &most_targets, &d, ROWS, PER_STEP, STEPS, 7, shuffle);
+        assert_int_equal(most_tokens, tokens), assert_int_equal(most_targets, targets);
+        assert_true(tokens > 40 && targets < tokens);
+        sft_batch_free(&b);
+    }
+    sft_dataset_free(&d), sft_config_free(&config);
+}
+
 static void reports(void **state) {
     (void)state;
     SftConfig c = config_of("--max_length", "6", NULL);
@@ -433,6 +461,7 @@ int main(void) {
                                        cmocka_unit_test(best_fit_is_best_fit),
                                        cmocka_unit_test(batches_never_cross_documents),
                                        cmocka_unit_test(orders_and_splits),
+                                       cmocka_unit_test(the_largest_batch_is_the_largest_of_the_run),
                                        cmocka_unit_test(reports)};
     return cmocka_run_group_tests(tests, setup, teardown) != 0;
 }
