@@ -14,7 +14,7 @@
 static jmp_buf test__escape;
 static char test__line[4096];
 static int test__status;
-static void test__hook(int status, const char *line) {
+__attribute__((unused)) static void test__hook(int status, const char *line) {
     test__status = status;
     snprintf(test__line, sizeof test__line, "%s", line);
     longjmp(test__escape, 1);
