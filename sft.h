@@ -221,7 +221,7 @@ X(INT,  max_samples,          0,             0, 1LL<<40, NULL, "use the first ro
 X(BOOL, shuffle,              true,          0, 0, NULL, "a new order every epoch, from the seed") \
 SFT_SECTION(X, "Training") \
 X(INT,  per_device_train_batch_size, 8,      1, 1<<20, NULL, "rows per micro-batch and rank") \
-X(INT,  per_device_eval_batch_size,  8,      1, 1<<20, NULL, "rows per evaluation batch") \
+X(INT,  per_device_eval_batch_size,  0,      0, 1<<20, NULL, "rows per evaluation batch; 0: as in training") \
 X(INT,  gradient_accumulation_steps, 1,      1, 1<<20, NULL, "micro-batches per optimizer step") \
 X(REAL, num_train_epochs,     3,             0, 1e6, NULL, "passes over the data") \
 X(INT,  max_steps,            -1,           -1, 1LL<<40, NULL, "optimizer steps; overrides num_train_epochs when positive") \

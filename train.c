@@ -56,6 +56,9 @@ static void open_data(Run *r, bool training) { // [3]
     if (r->validation.samples) sft_dataset_pack(&r->validation, &unpacked);
 }
 
+static int64_t rows_per_evaluation(const SftConfig *c) {
+    return c->per_device_eval_batch_size ? c->per_device_eval_batch_size : c->per_device_train_batch_size;
+}
 static int64_t rows_per_step(const SftConfig *c) {
     return c->per_device_train_batch_size * c->gradient_accumulation_steps;
 }
@@ -81,7 +84,7 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int
 // Plans (or makes) the model for the largest micro-batch of the run, whose whole order is known before it begins.
 static void open_run_model(Run *r, bool trains, bool plan) {
     const SftConfig *c = r->config;
-    int64_t tokens = 0, targets = 0, size = c->per_device_eval_batch_size;
+    int64_t tokens = 0, targets = 0, size = rows_per_evaluation(c);
     sft_largest_batch(&tokens, &targets, &r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
                       (uint64_t)c->seed, c->shuffle);
     int64_t steps = sft_steps_per_epoch(&r->validation, size);
@@ -223,7 +226,7 @@ static Score evaluate(Run *r, json_t *rows) {
     const SftDataset *d = &r->validation;
     SftBatch *b = &r->batch;
     double sum = 0;
-    int64_t tokens = 0, size = r->config->per_device_eval_batch_size;
+    int64_t tokens = 0, size = rows_per_evaluation(r->config);
     int64_t *packs = SFT_NEW(int64_t, d->packs);
     float *logprobs = rows ? SFT_NEW(float, r->model.tokens) : NULL;
     int32_t *targets = rows ? SFT_NEW(int32_t, r->model.tokens) : NULL;
