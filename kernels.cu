@@ -25,6 +25,7 @@
        W        numbers that a thread moves at once: 16 bytes' worth, or 1 where a row does not begin on 16 bytes
        "thread (warp, block) per row": the i-th of the grid has row i, so that neighbours read neighbouring bytes */
 #include "sft.h"
+#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -156,6 +157,75 @@ __device__ __forceinline__ void mma<f16>(float (&d)[4], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Hopper only (sm_90a). A barrier lies in shared memory; a phase ends when `arrivals` threads have arrived and the bytes
+// expected are there. Phases have parity 0, 1, 0, ...; on a new barrier barrier_wait(b, 1) returns at once.
+__device__ __forceinline__ void barrier_init(uint32_t b, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_fence() { // inits are seen by copy_box; __syncthreads for the other threads
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint32_t b, int bytes) { // arrives, too
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t b, int parity) {
+    asm volatile("{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(b), "r"(parity) : "memory");
+}
+// The box of a tensor map whose corner is column x of line y, to shared memory; its bytes arrive at barrier b.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, uint32_t b, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y) : "memory");
+}
+// Registers of each thread of a warpgroup (4 warps) from now on: what one gives back another may take.
+template <int N> __device__ __forceinline__ void registers_less() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_more() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* d[64, 64 S] = (add ? d : 0) + a[64,16] b[16, 64 S] of a warpgroup, begun here and done after wgmma_wait; a and b are
+   matrix descriptors, DOWN as in [5.2]. A warp has 16 rows; its d[s] are columns 64 s .. 64 s + 63, 8 times what mma's d
+   is. Between wgmma_fence and wgmma_wait nobody may touch d. */
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wgmma_wait() { // all groups are done but the LEFT latest
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// clang-format off
+#define WGMMA_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define WGMMA_32(d) WGMMA_4(d[0]), WGMMA_4(d[1]), WGMMA_4(d[2]), WGMMA_4(d[3]), WGMMA_4(d[4]), WGMMA_4(d[5]), WGMMA_4(d[6]), WGMMA_4(d[7])
+#define WGMMA_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_MORE ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95," \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA(n, type, names, a, b, add, down_a, down_b) "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64" n "k16.f32." type "." type " {" names "}, " a ", " b ", p, 1, 1, " down_a ", " down_b ";\n}"
+// clang-format on
+template <class T, int DOWN_A, int DOWN_B>
+__device__ __forceinline__ void wgmma(float (&d)[2][8][4], uint64_t a, uint64_t b, int add) {
+    if constexpr (std::is_same<T, bf16>::value)
+        asm volatile(WGMMA("n128", "bf16", WGMMA_NAMES, "%64", "%65", "%66", "%67", "%68")
+                     : WGMMA_32(d[0]), WGMMA_32(d[1]) : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
+    else
+        asm volatile(WGMMA("n128", "f16", WGMMA_NAMES, "%64", "%65", "%66", "%67", "%68")
+                     : WGMMA_32(d[0]), WGMMA_32(d[1]) : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
+}
+template <class T, int DOWN_A, int DOWN_B>
+__device__ __forceinline__ void wgmma(float (&d)[4][8][4], uint64_t a, uint64_t b, int add) {
+    if constexpr (std::is_same<T, bf16>::value)
+        asm volatile(WGMMA("n256", "bf16", WGMMA_NAMES WGMMA_MORE, "%128", "%129", "%130", "%131", "%132")
+                     : WGMMA_32(d[0]), WGMMA_32(d[1]), WGMMA_32(d[2]), WGMMA_32(d[3])
+                     : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
+    else
+        asm volatile(WGMMA("n256", "f16", WGMMA_NAMES WGMMA_MORE, "%128", "%129", "%130", "%131", "%132")
+                     : WGMMA_32(d[0]), WGMMA_32(d[1]), WGMMA_32(d[2]), WGMMA_32(d[3])
+                     : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
+}
+
 // [1.4] errors, launches -----------------------------------------------------------------------------------------
 // CHECK(cudaFree(p)); and, right after kernel<<<...>>>(...): LAUNCHED("kernel"); end the program with what went wrong.
 void check(cudaError_t error, const char *what, const char *file, int line) {
@@ -237,6 +307,7 @@ template <class F, class... Tensors> void with_width(SftType type, int64_t C, F 
    Kernels, from the general to the special; `multiply` at the end chooses.
        matmul_plain    fp32, and what tensor cores cannot take: rows that do not begin on 16 bytes
        matmul_tensor   bf16 and fp16
+       matmul_hopper   the same, by what the tensor cores of sm_90 want
        matmul_few      up to 8 rows of x: generation
        matmul_parts    adds what several blocks have summed of the same outputs
 
@@ -252,8 +323,8 @@ struct Product {
     void *out, *pre;             // out: T, or fp32 if f32; pre: T, NULL if absent
     const void *bias, *residual; // T; out's type; NULL if absent
     int64_t lda, ldb, ld;        // numbers from a line to the next: of a; of b; of out, pre and residual
-    int64_t part;                // numbers from a part of the sums to the next
-    int M, N, K, depth;          // blocks with blockIdx.z = z sum k = z depth .. (z+1) depth, which is part z
+    int64_t part_size;           // numbers from a part of the sums to the next
+    int M, N, K, depth, parts;   // part z sums k = z depth .. (z+1) depth; z is blockIdx.z
     SftAct act;
     bool backward, f32;          // the sums are multiplied by act'(pre) | out is fp32
     bool aligned, quads;         // lines of a and b begin on 16 bytes | those of the epilogue on 4 numbers
@@ -280,8 +351,8 @@ __device__ __forceinline__ void activate(float (&z)[W], const float (&x)[W], Sft
 /* The epilogue of Q times W sums: columns j .. j+W of rows i, i + 2, ... All is read before any is used, so
    that a thread waits for memory once. The conditions on p are the same for all threads. */
 template <class T, int W, int Q>
-__device__ __forceinline__ void finish(const Product &p, float (&z)[Q][W], int i, int j) {
-    const int64_t at = (int64_t)blockIdx.z * p.part + i * p.ld + j;
+__device__ __forceinline__ void finish(const Product &p, int part, float (&z)[Q][W], int i, int j) {
+    const int64_t at = part * p.part_size + i * p.ld + j;
     const int rows = (p.M - i + 1) / 2; // row i + 2 q exists if q < rows
     float x[Q][W] = {}, r[Q][W] = {}, b[W] = {};
     if (p.bias) load(b, (const T *)p.bias + j);
@@ -323,28 +394,50 @@ __device__ __forceinline__ void finish(const Product &p, float (&z)[Q][W], int i
 __device__ __forceinline__ float *slice_at(float *slice, int row, int column) {
     return slice + row * 64 + (column ^ (row & 3) << 3);
 }
-template <class T> __device__ __forceinline__ void finish_slice(const Product &p, float *slice, int i, int j) {
+template <class T>
+__device__ __forceinline__ void finish_slice(const Product &p, int part, float *slice, int i, int j) {
     constexpr int Q = 2;
-    const int half = lane() >> 4, part = lane() & 15;
+    const int half = lane() >> 4, quad = lane() & 15;
     __syncwarp();
 #pragma unroll 1
     for (int row = half; row < 16; row += 2 * Q) {
-        if (p.quads && p.N - j >= 4 * part + 4) {
+        if (p.quads && p.N - j >= 4 * quad + 4) {
             float z[Q][4];
 #pragma unroll
-            for (int q = 0; q < Q; q++) load(z[q], slice_at(slice, row + 2 * q, 4 * part));
-            finish<T>(p, z, i + row, j + 4 * part);
+            for (int q = 0; q < Q; q++) load(z[q], slice_at(slice, row + 2 * q, 4 * quad));
+            finish<T>(p, part, z, i + row, j + 4 * quad);
         } else
 #pragma unroll 1
             for (int e = 0; e < 4; e++) {
-                const int column = p.quads ? 4 * part + e : part + 16 * e; // the last few, or a line without quads
+                const int column = p.quads ? 4 * quad + e : quad + 16 * e; // the last few, or a line without quads
+                if (column >= p.N - j) break;
                 float z[Q][1];
 #pragma unroll
                 for (int q = 0; q < Q; q++) z[q][0] = *slice_at(slice, row + 2 * q, column);
-                if (column < p.N - j) finish<T>(p, z, i + row, j + column);
+                finish<T>(p, part, z, i + row, j + column);
             }
     }
     __syncwarp();
+}
+
+// The same from the sums of tensor cores: S slices, slice s of rows i + DI s, columns j + DJ s. `slice` is a
+// warp's 4 KB.
+template <class T, int DI, int DJ, int S>
+__device__ __forceinline__ void finish_sums(const Product &p, int part, float (&sum)[S][8][4], float *slice, int i,
+                                            int j) {
+#pragma unroll 1
+    for (int s = 0; s < S; s++) {
+#pragma unroll
+        for (int t = 0; t < S; t++)
+            if (t == s) // registers have no index: which ones these are must be known when compiling
+#pragma unroll
+                for (int q = 0; q < 16; q++) { // pair q % 2 (8 rows apart) of the sums q / 2, 8 columns wide
+                    const float *pair = &sum[t][q / 2][q % 2 * 2];
+                    float *to = slice_at(slice, q % 2 * 8 + lane() / 4, q / 2 * 8 + lane() % 4 * 2);
+                    *(float2 *)to = make_float2(pair[0], pair[1]);
+                }
+        finish_slice<T>(p, part, slice, i + DI * s, j + DJ * s);
+    }
 }
 
 // The corner of block b's tile, which is `width` wide. Blocks that run at the same time should find each
@@ -435,7 +528,7 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(2
             const float *s = &sum[4 * h + i / 2][i % 2 * 4];
             *(float4 *)slice_at(slice, y + i / 2, x + i % 2 * 32) = make_float4(s[0], s[1], s[2], s[3]);
         }
-        finish_slice<T>(p, slice, at.m + wy + 16 * h, at.n + wx);
+        finish_slice<T>(p, blockIdx.z, slice, at.m + wy + 16 * h, at.n + wx);
     }
 }
 
@@ -455,7 +548,8 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(2
    232-240 registers, 48 KB: 2 blocks on a multiprocessor, whose barriers and copies hide behind each other's
    mma. */
 constexpr int STAGES = 3, STEP = 32, OPERAND = TILE * STEP * 2; // bytes of a tile of an operand
-// Where chunk c (16 bytes, 8 numbers) of line l is in a tile: of 128 lines of 4 chunks or, DOWN, 32 lines of 16.
+// Where chunk c (16 bytes, 8 numbers) of line l is in a tile: of 128 lines of 4 chunks or, DOWN, 32 lines of
+// 16.
 template <bool DOWN> __device__ __forceinline__ uint32_t chunk_at(int l, int c) {
     return DOWN ? l * 256 + ((c ^ (l & 7)) << 4) : l * 64 + ((c ^ (l >> 1 & 3)) << 4);
 }
@@ -514,20 +608,102 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(1
         }
     }
     __syncthreads();
-    float *slice = (float *)memory + warp() * 16 * 64;
-#pragma unroll 1
-    for (int s = 0; s < 4; s++) {
+    finish_sums<T, 16, 0>(p, blockIdx.z, sum, (float *)memory + warp() * 16 * 64, at.m + wy, at.n + wx);
+}
+
+/* matmul_hopper. A Hopper's tensor cores reach about 65 % of their speed by mma (arXiv 2501.12084); the rest
+   takes wgmma, which 4 warps, a warpgroup, begin together and which reads both operands from shared memory by
+   itself. Roles: of a block's three warpgroups one copies and two multiply, 64 x WIDTH outputs each. One thread
+   of the first asks for boxes of 64 k (TMA: an instruction a box; zeros beyond the edges) into a ring of
+   stages. Barrier `full` says that a stage's bytes have arrived, `empty` that 8 warps are done with it. A group
+   of 4 wgmma stays in flight: a stage is given back when the next one's group has begun. Registers follow the
+   roles: 40 a thread there, 232 here, where 128 are sums. A block stays on its multiprocessor and goes from
+   tile to tile; the copies of the next tile run during the epilogue.
+   Memory: 128 x 256 outputs do 85 flop per byte from L2, 128 x 128 only 64; narrow tiles are for outputs that
+   leave fewer multiprocessors idle that way (768 columns and 8192 rows are 192 wide tiles, 384 narrow ones, for
+   132).
+   Banks: a line of a box is 128 bytes and chunk c of line l stands at c ^ l % 8, the swizzle that both TMA and
+   wgmma know. 168 registers (more and less by role), 224 KB. Left out, for they double the code: pairs of
+   blocks that share what they read (multicast), and stores by TMA; others found 5 to 15 % in them. */
+constexpr int HOPPER_STEP = 64;
+template <int WIDTH> struct Hopper { // a ring of stages, each with 64 k of 128 lines of a and WIDTH of b; then 8 slices
+    static constexpr int BYTES_A = TILE * 128, BYTES = BYTES_A + WIDTH * 128, STAGES = WIDTH == 256 ? 4 : 6;
+    static constexpr int SLICES = STAGES * BYTES, SHARED = SLICES + 8 * 4096;
+};
+// A stage of an operand: 64 k are a line of 128 bytes; DOWN, 64 rows are, a line for each k, ROWS / 64 boxes
+// side by side.
+template <bool DOWN, int ROWS>
+__device__ __forceinline__ void copy_boxes(uint32_t to, const CUtensorMap *map, uint32_t full, int i, int k) {
+    if (!DOWN) copy_box(to, map, full, k, i);
+    else
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (i == s) // registers have no index: which ones these are must be known when compiling
-#pragma unroll
-                for (int j = 0; j < 16; j++) { // pair j % 2 (rows 8 apart) of the sums 8 columns wide
-                    const float *pair = &sum[i][j / 2][j % 2 * 2];
-                    float *to = slice_at(slice, j % 2 * 8 + lane() / 4, j / 2 * 8 + lane() % 4 * 2);
-                    *(float2 *)to = make_float2(pair[0], pair[1]);
-                }
-        finish_slice<T>(p, slice, at.m + wy + 16 * s, at.n + wx);
+        for (int r = 0; r < ROWS; r += 64) copy_box(to + r * 128, map, full, i + r, k);
+}
+// What wgmma must know of it, from k on ("Matrix Descriptor Format" in the PTX ISA, units of 16 bytes): where
+// it begins; the distance of boxes; of groups of 8 lines; lines of 128 bytes, swizzled.
+template <bool DOWN> __device__ __forceinline__ uint64_t descriptor(uint32_t address, int k) {
+    address += k * (DOWN ? 128 : 2);
+    return address >> 4 | (uint64_t)(DOWN ? 8192 >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+template <class T, bool DOWN_A, bool DOWN_B, int WIDTH> __global__ void __launch_bounds__(384, 1)
+matmul_hopper(const Product p, const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    typedef Hopper<WIDTH> H;
+    extern __shared__ __align__(1024) unsigned char stages[];
+    __shared__ __align__(8) uint64_t barriers[2][H::STAGES];
+    const uint32_t ring = shared_address(stages);
+    const uint32_t full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
+    const int tiles = (p.M + TILE - 1) / TILE * ((p.N + WIDTH - 1) / WIDTH);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < H::STAGES; s++) barrier_init(full + 8 * s, 1), barrier_init(empty + 8 * s, 8);
+        barrier_fence();
     }
+    __syncthreads();
+    int stage = 0, phase = 0; // a stage's barriers are in phase `phase`
+    auto next = [&] {
+        if (++stage == H::STAGES) stage = 0, phase ^= 1;
+    };
+    if (warp() < 4) {
+        registers_less<40>();
+        if (threadIdx.x > 0) return;
+        for (int t = blockIdx.x; t < tiles * p.parts; t += gridDim.x) {
+            const Corner at = corner(p, WIDTH, t % tiles);
+            const int begin = t / tiles * p.depth, end = min(p.K, begin + p.depth);
+            for (int k = begin; k < end; k += HOPPER_STEP, next()) {
+                barrier_wait(empty + 8 * stage, phase ^ 1); // the phase before: none, the first time round
+                barrier_expect(full + 8 * stage, H::BYTES);
+                const uint32_t to = ring + stage * H::BYTES;
+                copy_boxes<DOWN_A, TILE>(to, &map_a, full + 8 * stage, at.m, k);
+                copy_boxes<DOWN_B, WIDTH>(to + H::BYTES_A, &map_b, full + 8 * stage, at.n, k);
+            }
+        }
+    } else {
+        registers_more<232>();
+        const int group = warp() / 4 - 1;
+        float *slice = (float *)(stages + H::SLICES) + (warp() - 4) * 16 * 64;
+        auto before = [&] { return empty + 8 * (stage ? stage - 1 : H::STAGES - 1); };
+        for (int t = blockIdx.x; t < tiles * p.parts; t += gridDim.x) {
+            const Corner at = corner(p, WIDTH, t % tiles);
+            const int part = t / tiles, begin = part * p.depth, end = min(p.K, begin + p.depth);
+            float sum[WIDTH / 64][8][4]; // which the first wgmma overwrites
+            for (int k = begin; k < end; k += HOPPER_STEP, next()) {
+                const uint32_t a = ring + stage * H::BYTES, b = a + H::BYTES_A;
+                barrier_wait(full + 8 * stage, phase);
+                wgmma_fence();
+#pragma unroll
+                for (int q = 0; q < HOPPER_STEP; q += 16)
+                    wgmma<T, DOWN_A, DOWN_B>(sum, descriptor<DOWN_A>(a + group * 64 * 128, q), descriptor<DOWN_B>(b, q),
+                                             k > begin || q > 0);
+                wgmma_commit();
+                wgmma_wait<1>(); // the stage before is done with
+                if (k > begin && lane() == 0) barrier_arrive(before());
+            }
+            wgmma_wait<0>();
+            if (lane() == 0) barrier_arrive(before());
+            finish_sums<T, 0, 64>(p, part, sum, slice, at.m + group * 64 + warp() % 4 * 16, at.n);
+        }
+    }
+#endif
 }
 
 /* matmul_parts. A small out has too few tiles to fill a GPU: dw of 768 x 768 has 36. Then k is cut into parts,
@@ -544,7 +720,7 @@ __global__ void __launch_bounds__(256) matmul_parts(Product p, const float *part
 #pragma unroll
         for (int e = 0; e < W; e++) z[0][e] += x[e];
     }
-    finish<T>(p, z, (int)i, (int)j);
+    finish<T>(p, 0, z, (int)i, (int)j);
 }
 
 /* matmul_few. Generation multiplies one row, or few, with every weight once: its time is the weights' bytes /
@@ -585,7 +761,7 @@ template <class T, int ROWS> __global__ void __launch_bounds__(128, 3) matmul_fe
             if (lane() == 2 * r + q) z[0][0] = s;
         }
     const int i = lane() / 2, column = j + lane() % 2;
-    if (i < p.M && column <= last) finish<T>(p, z, i, column);
+    if (i < p.M && column <= last) finish<T>(p, 0, z, i, column);
 }
 
 /* matmul_bias: dbias += column sums of dy[N,O]. A block has 128 columns, a quad per lane, and 256 rows, every
@@ -627,9 +803,56 @@ template <class T> void multiply_few(SftCtx *c, const Product &p) {
     else matmul_few<T, 8><<<grid, 128, 0, stream(c)>>>(p);
     LAUNCHED("matmul_few");
 }
+// A map of an operand's lines for copy_box: boxes of 64 numbers of `lines` lines, each line turned as wgmma
+// wants it.
+template <class T> CUtensorMap box_map(const void *x, int64_t length, int64_t count, int64_t ld, int lines) {
+    static PFN_cuTensorMapEncodeTiled_v12000 encode;
+    cudaDriverEntryPointQueryResult found;
+    if (!encode) // asked for at run time: the program does not need a driver to start
+        CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault,
+                                               &found));
+    CUtensorMap map;
+    const cuuint64_t size[2] = {(cuuint64_t)length, (cuuint64_t)count}, bytes = (cuuint64_t)ld * 2;
+    const cuuint32_t box[2] = {64, (cuuint32_t)lines}, step[2] = {1, 1};
+    const auto type = std::is_same<T, f16>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    if (encode(&map, type, 2, (void *)x, size, &bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        sft_die(SFT_BROKEN, "cuTensorMapEncodeTiled refuses %lld lines of %lld", (long long)count, (long long)length);
+    return map;
+}
+template <class T, bool DOWN_A, bool DOWN_B, int WIDTH>
+void multiply_hopper(SftCtx *c, const Product &p, int64_t blocks) {
+    auto kernel = matmul_hopper<T, DOWN_A, DOWN_B, WIDTH>;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Hopper<WIDTH>::SHARED));
+    const CUtensorMap a = DOWN_A ? box_map<T>(p.a, p.M, p.K, p.lda, 64) : box_map<T>(p.a, p.K, p.M, p.lda, TILE);
+    const CUtensorMap b = DOWN_B ? box_map<T>(p.b, p.N, p.K, p.ldb, 64) : box_map<T>(p.b, p.K, p.N, p.ldb, WIDTH);
+    kernel<<<(unsigned)blocks, 384, Hopper<WIDTH>::SHARED, stream(c)>>>(p, a, b);
+    LAUNCHED("matmul_hopper");
+}
+// Is this a Hopper, and was the file compiled for sm_90a? If not, the kernel is empty and takes hardly a
+// register.
+bool hopper() {
+    static int answer = -1;
+    cudaFuncAttributes attributes;
+    if (answer < 0) {
+        CHECK(cudaFuncGetAttributes(&attributes, matmul_hopper<bf16, false, false, 256>));
+        answer = gpu().major == 9 && attributes.numRegs >= 64;
+    }
+    return answer;
+}
+// Wide tiles or narrow ones: which take fewer rounds of all multiprocessors, a wide one 1.8 times as long?
+template <class T, bool DOWN_A, bool DOWN_B> void multiply_widths(SftCtx *c, const Product &p) {
+    const int64_t all = gpu().multiProcessorCount, rows = (int64_t)(p.M + TILE - 1) / TILE * p.parts;
+    const int64_t wide = rows * ((p.N + 255) / 256), narrow = rows * ((p.N + 127) / 128);
+    if (10 * ((narrow + all - 1) / all) < 18 * ((wide + all - 1) / all))
+        multiply_hopper<T, DOWN_A, DOWN_B, 128>(c, p, SFT_MIN(all, narrow));
+    else multiply_hopper<T, DOWN_A, DOWN_B, 256>(c, p, SFT_MIN(all, wide));
+}
 template <class T, bool DOWN_A, bool DOWN_B> void multiply_tiles(SftCtx *c, const Product &p, dim3 grid) {
     if constexpr (sizeof(T) == 2)
         if (p.aligned) {
+            if (hopper() && p.K) return multiply_widths<T, DOWN_A, DOWN_B>(c, p);
             matmul_tensor<T, DOWN_A, DOWN_B><<<grid, 128, STAGES * 2 * OPERAND, stream(c)>>>(p);
             LAUNCHED("matmul_tensor");
             return;
@@ -648,12 +871,12 @@ template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType 
     sft_give_back(c->work, mark);
     if (sft_planning(c) || !tiles) return;
     int64_t n = SFT_MAX(1, SFT_MIN(SPLIT / tiles, most));
-    p.depth = SFT_MAX((int)((p.K + 32 * n - 1) / (32 * n)) * 32, 32);
-    n = SFT_MAX(1, (p.K + p.depth - 1) / p.depth);
+    p.depth = SFT_MAX((int)((p.K + 64 * n - 1) / (64 * n)) * 64, 64);
+    p.parts = (int)(n = SFT_MAX(1, (p.K + p.depth - 1) / p.depth));
     Product q = p; // what the blocks of a part write: its sums
     if (n > 1) {
         q.out = parts, q.f32 = true, q.pre = NULL, q.bias = q.residual = NULL, q.act = SFT_LINEAR;
-        q.ld = p.N, q.part = (int64_t)p.M * p.N, q.quads = p.N % 4 == 0;
+        q.ld = p.N, q.part_size = (int64_t)p.M * p.N, q.quads = p.N % 4 == 0;
     }
     with_type(type, [&](auto t) {
         typedef decltype(t) T;
