@@ -97,11 +97,21 @@ $(BUILD)/emu_$(1)/emu.a: $$(patsubst test/emu/%.cc,$(BUILD)/emu_$(1)/%.o,$$(wild
 	$$(AR) rcs $$@ $$^
 $(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $$(EMU_LINK_$(1))
+# A ladder, from an operation's formula to its kernel; it has its own test and its own bench.
+$(BUILD)/emu_$(1)_ladder_%: $(BUILD)/emu_$(1)/test/ladder/%.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
+	$$(CXX) $$^ -o $$@ $(LIBS) $$(EMU_LINK_$(1))
 endef
 $(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
 $(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
 $(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
-EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu))
+EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
+    $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))
+$(BUILD)/sft.o: sft.h Makefile
+	@mkdir -p $(BUILD)
+	printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' | $(CC) $(CFLAGS) $(OPT) -I. -x c -c - -o $@
+$(BUILD)/tokenizer.o: tokenizer.c sft.h Makefile
+	@mkdir -p $(BUILD)
+	$(CC) $(CFLAGS) $(OPT) -c $< -o $@
 test-emu:
 	@$(MAKE) --no-print-directory deps
 	@$(MAKE) --no-print-directory -j2 $(EMU_TESTS)
