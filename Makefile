@@ -84,15 +84,15 @@ $(BUILD)/fuzz_%: test/fuzz_%.c tokenizer.c sft.h test/fuzz.h Makefile
 
 # CUDA on the CPU: any X.cu becomes $(BUILD)/emu_MODE/X.o; with $(BUILD)/emu_MODE/emu.a and EMU_LINK_MODE it is a program.
 EMU = $(CXX) -std=gnu++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -D__CUDACC__ -include cuda_runtime.h -Itest/emu/include
-EMU_HEADERS = $(wildcard test/emu/include/*.h) test/emu/internal.h test/emu/rewrite.pl Makefile
+EMU_HEADERS = $(wildcard test/emu/include/*.h) Makefile
 define emu_mode # name, flags of kernels, flags of the engine, flags of the linker
 EMU_LINK_$(1) = $(4)
-$(BUILD)/emu_$(1)/%.o: %.cu sft.h $$(EMU_HEADERS)
+$(BUILD)/emu_$(1)/%.o: %.cu sft.h test/emu/rewrite.pl $$(EMU_HEADERS)
 	@mkdir -p $$(@D)
 	perl test/emu/rewrite.pl $$< >$$(@:.o=.cpp) && $$(EMU) $(2) -I$$(<D) -c $$(@:.o=.cpp) -o $$@
-$(BUILD)/emu_$(1)/%.o: test/emu/%.cc $$(EMU_HEADERS)
+$(BUILD)/emu_$(1)/%.o: test/emu/%.cc $$(wildcard test/emu/*.h) $$(EMU_HEADERS)
 	@mkdir -p $$(@D)
-	$$(EMU) -O2 -fopenmp $(3) -c $$< -o $$@
+	$$(EMU) -O3 -fopenmp $(3) -c $$< -o $$@
 $(BUILD)/emu_$(1)/emu.a: $$(patsubst test/emu/%.cc,$(BUILD)/emu_$(1)/%.o,$$(wildcard test/emu/*.cc))
 	$$(AR) rcs $$@ $$^
 $(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$(1)/emu.a

@@ -1,5 +1,5 @@
-// engine.cc - a GPU's threads on a CPU. Every thread of a block is a fiber: a stack of its own, switched by hand when it
-// comes to something that it must wait for. Blocks are shared out over the processor's cores. ../README.md explains.
+// engine.cc - a GPU's threads on a CPU. Every thread of a block is a fiber: a stack of its own, switched by hand when
+// it comes to something that it must wait for. Blocks are shared out over the processor's cores. ../README.md explains.
 #include "internal.h"
 #include <omp.h>
 #include <signal.h>
@@ -69,9 +69,11 @@ std::string kernel_name(const char *pretty) {
 static void where() {
     if (engine && engine->kernel) {
         fprintf(stderr, "\n  kernel %s", kernel_name(engine->kernel->name).c_str());
-        fprintf(stderr, ", block (%u,%u,%u) of (%u,%u,%u)", block_id.x, block_id.y, block_id.z, grid_size.x, grid_size.y, grid_size.z);
-        if (cur) fprintf(stderr, ", thread (%u,%u,%u) of (%u,%u,%u)", cur->thread.x, cur->thread.y, cur->thread.z, block_size.x,
-                         block_size.y, block_size.z);
+        fprintf(stderr, ", block (%u,%u,%u) of (%u,%u,%u)", block_id.x, block_id.y, block_id.z, grid_size.x,
+                grid_size.y, grid_size.z);
+        if (cur)
+            fprintf(stderr, ", thread (%u,%u,%u) of (%u,%u,%u)", cur->thread.x, cur->thread.y, cur->thread.z,
+                    block_size.x, block_size.y, block_size.z);
     }
     fprintf(stderr, "\n");
     fflush(stderr);
@@ -86,8 +88,9 @@ void fail(const char *fmt, ...) {
     abort();
 }
 
-// ---- fibers. A switch saves what a called function must keep and changes the stack. The x86-64 one jumps instead of
-// returning: the processor predicts a return from a stack of its own, which would be wrong each time (four times slower).
+// ---- fibers. A switch saves what a called function must keep and changes the stack. All switches happen in one place,
+// go(): so the processor, which expects a return to where the last call came from, is right although the stack is
+// another.
 #ifdef EMU_UCONTEXT
 static void emu_switch(void **save, void *load) {
     ucontext_t here;
@@ -101,7 +104,7 @@ asm(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\n"
-    "popq %rcx\njmp *%rcx\n.size emu_switch,.-emu_switch\n");
+    "ret\n.size emu_switch,.-emu_switch\n");
 #else
 asm(".text\n.globl emu_switch\n.type emu_switch,%function\nemu_switch:\n"
     "sub sp,sp,#160\nstp x19,x20,[sp]\nstp x21,x22,[sp,#16]\nstp x23,x24,[sp,#32]\nstp x25,x26,[sp,#48]\n"
@@ -116,19 +119,21 @@ static void fiber_main();
 static void prepare(Thread &t) { // a stack on which switching to t enters fiber_main
     Engine &e = *engine;
     if (e.stacks.empty()) {
-        char *s = (char *)mmap(nullptr, STACK + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char *s = (char *)mmap(nullptr, STACK + 4096, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (s == MAP_FAILED) fail("no memory for a thread's stack");
         mprotect(s, 4096, PROT_NONE); // an overflow stops here
         e.stacks.push_back(s + 4096);
     }
     t.stack = e.stacks.back();
     e.stacks.pop_back();
-    // Stacks start at different cache sets.
-    void **top = (void **)(t.stack + STACK - 64 - ((uintptr_t)t.stack >> 12) % 32 * 64);
+    // The lanes of a warp start at different cache sets.
+    void **top = (void **)(t.stack + STACK - 64 - ((uintptr_t)t.stack >> 12) % 32 * 128);
 #ifdef EMU_UCONTEXT
     ucontext_t *u = (ucontext_t *)t.stack;
     getcontext(u);
-    u->uc_stack.ss_sp = t.stack + sizeof *u, u->uc_stack.ss_size = (char *)top - t.stack - sizeof *u, u->uc_link = nullptr;
+    u->uc_stack.ss_sp = t.stack + sizeof *u, u->uc_stack.ss_size = (char *)top - t.stack - sizeof *u,
+    u->uc_link = nullptr;
     makecontext(u, fiber_main, 0);
     t.sp = u;
 #elif defined(__x86_64__)
@@ -178,7 +183,8 @@ static int nth_bit(unsigned mask, unsigned n) {
         g.first++;
     }
     fprintf(stderr, "\nemu: %s\n", why);
-    for (auto &g : groups) fprintf(stderr, "  %4d threads (first: %d) %s\n", g.second.first, g.second.second, g.first.c_str());
+    for (auto &g : groups)
+        fprintf(stderr, "  %4d threads (first: %d) %s\n", g.second.first, g.second.second, g.first.c_str());
     cur = nullptr;
     fail("these threads wait for each other for ever");
 }
@@ -230,7 +236,8 @@ void pause(const char *site) {
     me.site = site;
     if (++e.idle > 2 * e.live && async_progress()) e.idle = 0;
     if (e.idle > 1000L * e.live + 100000) deadlock("livelock: every thread polls, none gets on");
-    unsigned lanes = e.warps[me.c.warp].ready & ~((2u << me.c.lane) - 1), warps = e.ready_warps & ~((2u << me.c.warp) - 1);
+    unsigned lanes = e.warps[me.c.warp].ready & ~((2u << me.c.lane) - 1),
+             warps = e.ready_warps & ~((2u << me.c.warp) - 1);
     Thread *next;
     if (settings().order == 2) next = pick(me.c.warp);
     else if (lanes) next = &e.th[me.c.warp * 32 + __builtin_ctz(lanes)];
@@ -252,6 +259,7 @@ static void finish(Thread &t) { // whoever waited for this thread may go on
     t.state = DONE;
     w.live &= ~(1u << t.c.lane);
     e.live--, e.idle = 0;
+    if (!w.live) trace_converge(t.c.warp, 0, false);
     for (int i = 0; i < w.nops; i++)
         if (w.ops[i].arrived == (w.ops[i].mask & w.live)) complete(w, i), i = -1;
     check_barriers();
@@ -312,7 +320,8 @@ void collective(const char *site, unsigned mask, int kind, void *data, Execute e
 static int lane_up(int lane, int x, int width) { return lane - x < (lane & -width) ? lane : lane - x; }
 int shuffle_source(int mode, int x, int width) { // CUDA C++ Programming Guide, "Warp Shuffle Functions"
     int lane = cur->lane, first = lane & -width, last = first + width - 1;
-    if (width < 1 || width > 32 || width & (width - 1)) fail("a shuffle's width is a power of two up to 32, not %d", width);
+    if (width < 1 || width > 32 || width & (width - 1))
+        fail("a shuffle's width is a power of two up to 32, not %d", width);
     if (mode == 'u') return lane_up(lane, x, width);
     int source = mode == 'i' ? first | (x & (width - 1)) : mode == 'x' ? lane ^ x : lane + x;
     return source > last ? lane : source;
@@ -320,7 +329,8 @@ int shuffle_source(int mode, int x, int width) { // CUDA C++ Programming Guide, 
 static void shuffle_execute(void **data, unsigned mask) {
     for (unsigned m = mask; m; m &= m - 1) {
         Shuffle *s = (Shuffle *)data[__builtin_ctz(m)];
-        s->out = mask >> s->source & 1 ? ((Shuffle *)data[s->source])->in : ~0ull; // from a lane that is not there: rubbish
+        bool there = mask >> s->source & 1; // else: rubbish
+        s->out = there ? ((Shuffle *)data[s->source])->in : ~0ull;
     }
 }
 void shuffle(const char *site, unsigned mask, Shuffle *s) { collective(site, mask, 1, s, shuffle_execute); }
@@ -329,7 +339,8 @@ uint32_t vote(const char *site, unsigned mask, bool predicate) {
     Vote v = {predicate, 0};
     collective(site, mask, 2, &v, [](void **data, unsigned mask) {
         unsigned all = 0;
-        for (unsigned m = mask; m; m &= m - 1) all |= (unsigned)((Vote *)data[__builtin_ctz(m)])->in << __builtin_ctz(m);
+        for (unsigned m = mask; m; m &= m - 1)
+            all |= (unsigned)((Vote *)data[__builtin_ctz(m)])->in << __builtin_ctz(m);
         for (unsigned m = mask; m; m &= m - 1) ((Vote *)data[__builtin_ctz(m)])->out = all;
     });
     return v.out;
@@ -363,7 +374,8 @@ uint32_t reduce(const char *site, unsigned mask, int op, uint32_t value) {
     collective(site, mask, 0x100 + op, &r, [](void **data, unsigned mask) {
         Reduction *first = (Reduction *)data[__builtin_ctz(mask)];
         uint32_t v = first->v;
-        for (unsigned m = mask & (mask - 1); m; m &= m - 1) v = combine(first->op, v, ((Reduction *)data[__builtin_ctz(m)])->v);
+        for (unsigned m = mask & (mask - 1); m; m &= m - 1)
+            v = combine(first->op, v, ((Reduction *)data[__builtin_ctz(m)])->v);
         for (unsigned m = mask; m; m &= m - 1) ((Reduction *)data[__builtin_ctz(m)])->v = v;
     });
     return r.v;
@@ -419,11 +431,12 @@ int barrier_arrive(const char *site, int id, int expected, int predicate, Reduce
 }
 int syncthreads(const char *site, int predicate, Reduce op) { return barrier_arrive(site, 0, 0, predicate, op, true); }
 
-// ---- shared memory. A block's window starts as NaN bytes, so does every red zone: nothing there reads as zero by luck.
+// ---- shared memory. A block's window starts as NaN bytes, red zones too: nothing there reads as zero by luck.
 static void shared_begin() {
     Engine &e = *engine;
     if (!e.window) {
-        e.window = (char *)mmap(nullptr, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        e.window =
+            (char *)mmap(nullptr, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (e.window == MAP_FAILED) fail("no memory for a block's shared memory");
         e.filled = WINDOW;
     }
@@ -444,6 +457,8 @@ static void shared_end() { // what was written past an end
         for (size_t i = end; i < end + RED; i++)
             if (e.window[i] != (char)0xff) fail("shared memory written %zu bytes past the end of %s", i - end, what);
     };
+    e.kernel->static_bytes = 0;
+    for (auto &s : e.statics) e.kernel->static_bytes += (int)s.second;
     if (e.launch.dynamic && e.dynamic_at) check(e.dynamic_at + e.launch.dynamic, "the dynamic part");
     for (auto &s : e.statics) check(s.first + s.second, "a __shared__ variable");
 }
@@ -462,7 +477,8 @@ void *static_shared(size_t size, size_t align) {
     size_t at = (e.used + RED + align - 1) & ~(align - 1), total = e.launch.dynamic + size;
     for (auto &s : e.statics) total += s.second;
     if (total - e.launch.dynamic > 48 * 1024) fail("more than 48 KB of static __shared__ variables");
-    if (total > chip().shared_block) fail("%zu bytes of shared memory; %s has %zu", total, chip().name, chip().shared_block);
+    if (total > chip().shared_block)
+        fail("%zu bytes of shared memory; %s has %zu", total, chip().name, chip().shared_block);
     e.statics.push_back({at, size});
     e.used = at + size;
     if (e.used + RED > e.filled) {
@@ -529,7 +545,8 @@ static void on_fault(int, siginfo_t *info, void *) {
         for (int i = 0; i < engine->nthreads; i++)
             if (engine->th[i].stack && a >= engine->th[i].stack - 4096 && a < engine->th[i].stack)
                 fail("a thread's stack overflows (256 KB)");
-    fail(a ? "segmentation fault at %p" : "segmentation fault at %p: a null pointer or a misaligned vector access", (void *)a);
+    fail(a ? "segmentation fault at %p" : "segmentation fault at %p: a null pointer or a misaligned vector access",
+         (void *)a);
 }
 #endif
 Engine *my_engine() { // of this OS thread
@@ -568,7 +585,7 @@ void run_grid(Kernel *k, const Launch &l, const std::function<void()> &body) {
         e.kernel = nullptr;
     };
 #ifndef EMU_TRACE
-    if (order == 0 && blocks > 1 && blocks * nthreads >= 2048) { // any other order is to be repeatable: one block at a time
+    if (order == 0 && blocks > 1 && blocks * nthreads >= 2048) { // other orders are repeatable: one block at a time
 #pragma omp parallel
         work();
     } else
@@ -576,7 +593,7 @@ void run_grid(Kernel *k, const Launch &l, const std::function<void()> &body) {
         work();
     trace_launch_end();
     protect(true);
-    check_red_zones(kernel_name(k->name).c_str());
+    check_red_zones(k);
 }
 } // namespace emu
 #ifdef EMU_ASAN

@@ -1,5 +1,5 @@
-// hopper.cc - what sm_90a adds: mbarriers, TMA, wgmma. All of it is asynchronous, and late here: a copy lands when every
-// thread of the block is waiting, a product appears when its warp waits for it (EMU_ASYNC=early: at once).
+// hopper.cc - what sm_90a adds: mbarriers, TMA, wgmma. All of it is asynchronous, and late here: a copy lands when
+// every thread of the block is waiting, a product appears when its warp waits for it (EMU_ASYNC=early: at once).
 #include "ptx.h"
 #include <algorithm>
 #include <deque>
@@ -57,7 +57,7 @@ struct Hopper {
     std::map<int, ThreadStores> stores;
     std::vector<Bulk> staged; // stores whose data are written when the block ends
     WarpProducts warps[MAX_WARPS];
-    std::vector<std::pair<uint64_t, uint64_t>> order[MAX_WARPS / 4]; // descriptors, as a warpgroup's first warp gave them
+    std::vector<std::pair<uint64_t, uint64_t>> order[MAX_WARPS / 4]; // descriptors, by a warpgroup's first warp
 };
 static __thread Hopper *hopper;
 
@@ -92,24 +92,27 @@ void run_mbarrier_invalidate(const Instruction &in, Frame &f) {
     mbarrier(f.site, a);
     hopper->mbarriers.erase(a);
 }
-static void expect(const Instruction &in, Frame &f, Mbarrier &m, const Argument &bytes) {
-    (void)in;
+static void expect(Frame &f, Mbarrier &m, const Argument &bytes) {
     m.bytes += value(bytes, f);
     if (m.bytes >= 1 << 20) fail("%s: an mbarrier counts bytes up to 2^20 - 1", f.site);
 }
 void run_mbarrier_arrive(const Instruction &in, Frame &f) { // _, [a]{, count} or, .expect_tx, _, [a], bytes
-    if (in.args[0].type != '_') fail("%s: mbarrier.arrive: write _ for its state; only parity waits are emulated", f.site);
+    if (in.args[0].type != '_')
+        fail("%s: mbarrier.arrive: write _ for its state; only parity waits are emulated", f.site);
     uint32_t a = value(in.args[1], f);
     Mbarrier &m = mbarrier(f.site, a);
     trace_sync_read(f.pc, generic_address(a), 8);
-    if (in.flag) expect(in, f, m, in.args[2]);
+    if (in.flag) expect(f, m, in.args[2]);
     m.pending -= !in.flag && in.args.size() > 2 ? (int)value(in.args[2], f) : 1;
     if (m.pending < 0) fail("%s: more arrivals than the %d that the mbarrier counts", f.site, m.expected);
     trace_release(m.arrived);
     end_phase(a, m);
 }
-void run_mbarrier_expect(const Instruction &in, Frame &f) { expect(in, f, mbarrier(f.site, value(in.args[0], f)), in.args[1]); }
-void run_mbarrier_wait(const Instruction &in, Frame &f) { // p, [a], parity: waits for the end of the phase of that parity
+void run_mbarrier_expect(const Instruction &in, Frame &f) {
+    expect(f, mbarrier(f.site, value(in.args[0], f)), in.args[1]);
+}
+// p, [a], parity: waits for the end of the phase of that parity
+void run_mbarrier_wait(const Instruction &in, Frame &f) {
     uint32_t a = value(in.args[1], f), parity = value(in.args[2], f) & 1;
     Mbarrier *m = &mbarrier(f.site, a);
     trace_sync_read(f.pc, generic_address(a), 8);
@@ -126,13 +129,16 @@ void run_mbarrier_wait(const Instruction &in, Frame &f) { // p, [a], parity: wai
     memcpy(pointer(in.args[0], f), &done, 4);
 }
 
-// ---- TMA (PTX ISA, "cp.async.bulk.tensor", "Swizzling modes"). A box's elements lie in shared memory one after another, the
-// first dimension innermost; swizzling then exchanges 16-byte pieces by the address's own bits.
+// ---- TMA (PTX ISA, "cp.async.bulk.tensor", "Swizzling modes"). A box's elements lie in shared memory one after
+// another, the first dimension innermost; swizzling then exchanges 16-byte pieces by the address's own bits.
 static uint32_t swizzled(uint32_t a, int swizzle) {
-    return swizzle == 128 ? a ^ (a >> 3 & 0x70) : swizzle == 64 ? a ^ (a >> 3 & 0x30) : swizzle == 32 ? a ^ (a >> 3 & 0x10) : a;
+    return swizzle == 128  ? a ^ (a >> 3 & 0x70)
+           : swizzle == 64 ? a ^ (a >> 3 & 0x30)
+           : swizzle == 32 ? a ^ (a >> 3 & 0x10)
+                           : a;
 }
-// Calls piece(shared address, global address or null where the box sticks out, bytes) for every 16 bytes of the box, or less
-// at the tensor's edge.
+// Calls piece(shared address, global address or null where the box sticks out, bytes) for every 16 bytes of the box, or
+// less at the tensor's edge.
 template <class F> static void each_piece(const Bulk &c, F piece) {
     const TensorMap &m = c.map;
     if (!m.rank) {
@@ -186,7 +192,8 @@ static void write_store(Bulk &c) {
         if (to) check_global(c, to, n), memcpy(to, &c.staged[i], n), i += n;
     });
 }
-static Bulk tensor_copy(const Instruction &in, Frame &f, const Argument &map, size_t coordinates, const Argument &shared) {
+static Bulk tensor_copy(const Instruction &in, Frame &f, const Argument &map, size_t coordinates,
+                        const Argument &shared) {
     Bulk c = {f.pc, f.site, {}, {}, nullptr, value(shared, f), 0, 0, {}, 0, {}};
     memcpy(&c.map, (void *)value64(map, f), sizeof c.map);
     const TensorMap &m = c.map;
@@ -231,7 +238,8 @@ void run_bulk_load(const Instruction &in, Frame &f) { // [shared], [global], byt
 }
 void run_bulk_store(const Instruction &in, Frame &f) { start_store(plain_copy(f, in.args[1], in.args[0], in.args[2])); }
 void run_bulk_commit(const Instruction &, Frame &) { hopper->stores[cur->tid].group++; }
-void run_bulk_wait(const Instruction &in, Frame &f) { // .read: until shared memory may be written again; else until all is done
+// .read: until shared memory may be written again; else until all is done
+void run_bulk_wait(const Instruction &in, Frame &f) {
     ThreadStores &s = hopper->stores[cur->tid];
     int pending = (int)value(in.args[0], f);
     for (Bulk &c : s.open)
@@ -252,22 +260,25 @@ void run_bulk_wait(const Instruction &in, Frame &f) { // .read: until shared mem
 }
 void run_proxy_fence(const Instruction &, Frame &) { trace_proxy_fence(); }
 
-// ---- wgmma: D (64 x N) += A (64 x 16) B (16 x N) by four warps; each has 16 rows. PTX ISA, "Matrix Descriptor Format" and
-// "Strides": where element (mn, k) of an operand in shared memory lies. K-major: rows of `swizzle` bytes along k, eight rows to a
-// group, groups `stride` apart. MN-major: rows of `swizzle` bytes along m or n, one for each k, eight to a group, groups
-// `stride` apart; the next `swizzle` bytes of m or n are `leading` away. Without swizzle rows are 16 bytes, and the next 16 bytes
-// are `leading` away (K-major), or the next group of 8 k is, and the next of 8 mn `stride` (MN-major).
+// ---- wgmma: D (64 x N) += A (64 x 16) B (16 x N) by four warps; each has 16 rows. PTX ISA, "Matrix Descriptor Format"
+// and "Strides": where element (mn, k) of an operand in shared memory lies. K-major: rows of `swizzle` bytes along k,
+// eight rows to a group, groups `stride` apart. MN-major: rows of `swizzle` bytes along m or n, one for each k, eight
+// to a group, groups `stride` apart; the next `swizzle` bytes of m or n are `leading` away. Without swizzle rows are 16
+// bytes, and the next 16 bytes are `leading` away (K-major), or the next group of 8 k is, and the next of 8 mn `stride`
+// (MN-major).
 struct Descriptor { uint32_t start, leading, stride; int swizzle; };
 static Descriptor descriptor(const char *site, uint64_t d) {
     static const int modes[] = {0, 128, 64, 32};
     if (d >> 49 & 7) fail("%s: a matrix descriptor with a base offset is not emulated", site);
-    return {(uint32_t)(d & 0x3fff) << 4, (uint32_t)(d >> 16 & 0x3fff) << 4, (uint32_t)(d >> 32 & 0x3fff) << 4, modes[d >> 62]};
+    return {(uint32_t)(d & 0x3fff) << 4, (uint32_t)(d >> 16 & 0x3fff) << 4, (uint32_t)(d >> 32 & 0x3fff) << 4,
+            modes[d >> 62]};
 }
 // The address of 8 elements: of row mn from k (a multiple of 8), or, MN-major, of column k from mn (a multiple of 8).
 static uint32_t piece_address(const Descriptor &d, bool mn_major, int mn, int k) {
     uint32_t a = d.start;
     if (!mn_major)
-        a += d.swizzle ? mn % 8 * d.swizzle + mn / 8 * d.stride + k * 2 : mn % 8 * 16 + mn / 8 * d.stride + k / 8 * d.leading;
+        a += d.swizzle ? mn % 8 * d.swizzle + mn / 8 * d.stride + k * 2
+                       : mn % 8 * 16 + mn / 8 * d.stride + k / 8 * d.leading;
     else if (d.swizzle) {
         int width = d.swizzle / 2; // elements in a row
         a += mn % width * 2 + mn / width * d.leading + k % 8 * d.swizzle + k / 8 * d.stride;
@@ -275,7 +286,8 @@ static uint32_t piece_address(const Descriptor &d, bool mn_major, int mn, int k)
     return swizzled(a, d.swizzle);
 }
 // out[k][mn] for mn < n, k < 16
-static void load_operand(const Product &p, uint64_t desc, bool mn_major, int first, int n, char type, float (*out)[256]) {
+static void load_operand(const Product &p, uint64_t desc, bool mn_major, int first, int n, char type,
+                         float (*out)[256]) {
     Descriptor d = descriptor(p.site, desc);
     for (int i = 0; i < (mn_major ? 16 * n / 8 : 2 * n); i++) {
         int mn = mn_major ? i % (n / 8) * 8 : i / 2, k = mn_major ? i / (n / 8) : i % 2 * 8;
@@ -299,7 +311,8 @@ static void multiply(Product &p, int warp) {
     if (in.flag) { // A in registers: the fragment of mma.m16n8k16
         for (int lane = 0; lane < 32; lane++)
             for (int i = 0; i < 8; i++)
-                A[lane % 4 * 2 + i % 2 + i / 4 * 8][lane / 4 + i / 2 % 2 * 8] = element(p.registers[lane][i / 2], i % 2, in.type);
+                A[lane % 4 * 2 + i % 2 + i / 4 * 8][lane / 4 + i / 2 % 2 * 8] =
+                    element(p.registers[lane][i / 2], i % 2, in.type);
     } else load_operand(p, p.a, p.trans_a, warp % 4 * 16, 16, in.type, A);
     load_operand(p, p.b, p.trans_b, 0, N, in.type, B);
     trace_async_done(PRODUCTS, p.clock, p.clock);
@@ -324,7 +337,8 @@ static void wgmma_execute(void **data, unsigned) {
     const Instruction &in = *first->in;
     int n = in.count / 2, at = n + (in.flag ? 4 : 1);
     WarpProducts &w = hopper->warps[cur->warp];
-    Product p = {&in, first->f->pc, first->f->site, 0, value64(in.args[at], *first->f), {}, false, false, false, false, w.group, nullptr, {}};
+    Product p = {};
+    p.in = &in, p.pc = first->f->pc, p.site = first->f->site, p.b = value64(in.args[at], *first->f), p.group = w.group;
     trace_snapshot(p.clock);
     uint32_t rest[5] = {0, 1, 1, 0, 0}; // scale-d, signs of A and B, transpositions of A and B
     for (size_t i = at + 1; i < in.args.size(); i++) rest[i - at - 1] = value(in.args[i], *first->f);
@@ -339,7 +353,8 @@ static void wgmma_execute(void **data, unsigned) {
     }
     auto &order = hopper->order[cur->warp / 4];
     if (w.issued == order.size()) order.push_back({p.a, p.b});
-    else if (order[w.issued] != std::make_pair(p.a, p.b)) fail("%s: warps of a warpgroup execute different wgmma", p.site);
+    else if (order[w.issued] != std::make_pair(p.a, p.b))
+        fail("%s: warps of a warpgroup execute different wgmma", p.site);
     w.issued++;
     float *key = (float *)pointer(in.args[0], *first->f);
     for (auto &d : w.live)
@@ -371,7 +386,8 @@ void run_wgmma_fence(const Instruction &in, Frame &f) {
 void run_wgmma_commit(const Instruction &in, Frame &f) {
     aligned(in, f, [](void **, unsigned) { hopper->warps[cur->warp].group++; });
 }
-// A product is the warpgroup's: it is over for all four warps when it is over for one, and none before all have begun it.
+// A product is the warpgroup's: it is over for all four warps when it is over for one, and none before all have begun
+// it.
 void run_wgmma_wait(const Instruction &in, Frame &f) {
     WarpProducts &mine = hopper->warps[cur->warp], *four = &hopper->warps[cur->warp / 4 * 4];
     size_t until = mine.issued - mine.open.size();
@@ -463,7 +479,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
         if (element_strides[i] != 1) return wrong("element strides other than 1 are not emulated");
         m.dimensions[i] = (uint32_t)dimensions[i], m.box[i] = (uint16_t)box[i];
         if (i + 1 < rank) {
-            if (strides[i] % 16 || strides[i] >= 1ull << 40) return wrong("a stride is a multiple of 16 bytes below 2^40");
+            if (strides[i] % 16 || strides[i] >= 1ull << 40)
+                return wrong("a stride is a multiple of 16 bytes below 2^40");
             m.strides[i] = strides[i];
         }
     }

@@ -106,7 +106,7 @@ bool in_arena(const void *p);
 bool in_allocation(const void *p, size_t bytes); // all of it within one
 bool is_symbol(const void *p);                   // a __device__ or __constant__ variable
 void protect(bool on);
-void check_red_zones(const char *who);
+void check_red_zones(const Kernel *k); // which has just run
 void enqueue(cudaStream_t s, std::function<void()> op);
 cudaError_t report(cudaError_t e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -40,8 +40,8 @@ static const struct { cudaError_t e; const char *name, *text; } ERRORS[] = {
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
-// ---- the chip. Figures of the CUDA C++ Programming Guide, "Compute Capabilities"; only the number of multiprocessors is
-// ours: few, so that persistent kernels go round their loops in small tests.
+// ---- the chip. Figures of the CUDA C++ Programming Guide, "Compute Capabilities"; only the number of multiprocessors
+// is ours: few, so that persistent kernels go round their loops in small tests.
 const Chip &chip() {
     static const Chip chips[] = {{"sm_80", 8, 0, 2048, 164 << 10, 163 << 10, 40 << 20},
                                  {"sm_89", 8, 9, 1536, 100 << 10, 99 << 10, 72 << 20},
@@ -60,6 +60,7 @@ static int environment(const char *name, int otherwise) { return getenv(name) ? 
 // ---- device memory: one range of addresses, handed out first fit. After each allocation lies a red zone.
 char *arena;
 size_t arena_size;
+static long changes = 1;             // of the two maps below
 static size_t budget_used, frontier; // bytes allocated; where untouched memory begins
 static std::map<size_t, size_t> allocated, unused; // offset -> size
 static std::set<std::pair<const char *, size_t>> pinned;
@@ -81,10 +82,16 @@ struct Open { // device memory is open to the host within a scope
     ~Open() { protect(true); }
 };
 bool in_allocation(const void *p, size_t n) {
+    static __thread size_t low, high; // the last one asked about
+    static __thread long known;
     if (!in_arena(p)) return false;
     size_t at = (const char *)p - arena;
+    if (known == changes && at >= low && at + n <= high) return true;
     auto a = allocated.upper_bound(at);
-    return a != allocated.begin() && (--a, at + n <= a->first + a->second);
+    if (a == allocated.begin()) return false;
+    --a;
+    known = changes, low = a->first, high = low + a->second;
+    return at >= low && at + n <= high;
 }
 extern "C" __attribute__((weak)) char __start_emu_device[], __stop_emu_device[];
 bool is_symbol(const void *p) {
@@ -126,6 +133,7 @@ static cudaError_t allocate(void **p, size_t n) {
     size_t at = take(footprint(n));
     if (at == SIZE_MAX) return last_error = cudaErrorMemoryAllocation;
     allocated[at] = n;
+    changes++;
     budget_used += footprint(n) - GRAIN;
     EMU_UNPOISON(arena + at, footprint(n));
     memset(arena + at, 0xff, footprint(n)); // NaN in every floating-point format
@@ -133,34 +141,37 @@ static cudaError_t allocate(void **p, size_t n) {
     *p = arena + at;
     return cudaSuccess;
 }
-static void check_red_zone(const char *who, size_t at, size_t n) {
+static void check_red_zone(const Kernel *k, size_t at, size_t n) {
 #ifndef EMU_ASAN
     const unsigned char *end = (unsigned char *)arena + at + n;
     for (size_t i = 0; i < footprint(n) - n; i++)
         if (end[i] != 0xff)
-            fail("%s: device memory written %zu bytes past the end of an allocation of %zu bytes", who, i, n);
+            fail("%s: device memory written %zu bytes past the end of an allocation of %zu bytes",
+                 k ? kernel_name(k->name).c_str() : "cudaFree", i, n);
 #else
-    (void)who, (void)at, (void)n;
+    (void)k, (void)at, (void)n;
 #endif
 }
-void check_red_zones(const char *who) {
+void check_red_zones(const Kernel *k) {
     std::lock_guard<std::recursive_mutex> l(lock);
     Open open;
-    for (auto &a : allocated) check_red_zone(who, a.first, a.second);
+    for (auto &a : allocated) check_red_zone(k, a.first, a.second);
 }
 static cudaError_t release(void *p) {
     std::lock_guard<std::recursive_mutex> l(lock);
     if (!p) return cudaSuccess;
     auto a = in_arena(p) ? allocated.find((char *)p - arena) : allocated.end();
-    if (a == allocated.end()) return report(cudaErrorInvalidValue, "cudaFree: %p was not allocated, or freed before", p);
+    if (a == allocated.end())
+        return report(cudaErrorInvalidValue, "cudaFree: %p was not allocated, or freed before", p);
     Open open;
     size_t at = a->first, need = footprint(a->second);
-    check_red_zone("cudaFree", at, a->second);
+    check_red_zone(nullptr, at, a->second);
     EMU_UNPOISON(arena + at, need);
     memset(arena + at, 0xff, need);
     EMU_POISON(arena + at, need);
     budget_used -= need - GRAIN;
     allocated.erase(a);
+    changes++;
     auto next = unused.insert({at, need}).first, before = next; // joined with its neighbours
     if (++next != unused.end() && at + need == next->first) before->second += next->second, unused.erase(next);
     if (before != unused.begin()) {
@@ -235,11 +246,12 @@ void launch(const Launch &l, std::function<void()> body) {
     query = &k;
     body();
     query = nullptr;
-    std::string name = kernel_name(k->name);
     const Id &g = l.grid, &b = l.block;
     size_t threads = (size_t)b.x * b.y * b.z;
     auto bad = [&](cudaError_t e, const char *why) {
-        report(e, "%s<<<(%u,%u,%u), (%u,%u,%u), %zu>>>: %s", name.c_str(), g.x, g.y, g.z, b.x, b.y, b.z, l.dynamic, why);
+        std::string name = kernel_name(k->name);
+        report(e, "%s<<<(%u,%u,%u), (%u,%u,%u), %zu>>>: %s", name.c_str(), g.x, g.y, g.z, b.x, b.y, b.z, l.dynamic,
+               why);
     };
     if (!valid(l.stream)) return bad(cudaErrorInvalidResourceHandle, "no such stream");
     if (!g.x || !g.y || !g.z || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535)
@@ -249,7 +261,8 @@ void launch(const Launch &l, std::function<void()> body) {
     if (k->max_threads && threads > (size_t)k->max_threads)
         return bad(cudaErrorLaunchOutOfResources, "more threads than __launch_bounds__ allows");
     if (l.dynamic > (size_t)k->max_dynamic)
-        return bad(cudaErrorInvalidValue, "more dynamic shared memory than cudaFuncSetAttribute allowed (48 KB unless called)");
+        return bad(cudaErrorInvalidValue,
+                   "more dynamic shared memory than cudaFuncSetAttribute allowed (48 KB unless called)");
     if (l.dynamic + k->static_bytes > chip().shared_block)
         return bad(cudaErrorInvalidValue, "more shared memory than the chip has");
     enqueue(l.stream, [k, l, body = std::move(body)] { run_grid(k, l, body); });
@@ -271,7 +284,8 @@ cudaError_t get_attributes(cudaFuncAttributes *a, Kernel *k) {
 }
 cudaError_t occupancy(int *blocks, Kernel *k, int threads, size_t dynamic) { // by threads and shared memory alone
     size_t shared = dynamic + k->static_bytes + 1024; // of which 1 KB is the system's
-    if (threads < 1) return report(cudaErrorInvalidValue, "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
+    if (threads < 1)
+        return report(cudaErrorInvalidValue, "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
     int by_threads = chip().threads_sm / ((threads + 31) / 32 * 32);
     *blocks = (int)std::min({(size_t)by_threads, chip().shared_sm / shared, (size_t)32});
     return cudaSuccess;
@@ -285,7 +299,9 @@ static cudaError_t check_copy(const void *p, size_t n, bool device, const char *
         if (!n || device) return cudaSuccess;
         return report(cudaErrorInvalidValue, "cudaMemcpy: the %s is device memory, the kind says host", what);
     }
-    if (device) return report(cudaErrorInvalidValue, "cudaMemcpy: the %s, %zu bytes at %p, is not within one allocation", what, n, p);
+    if (device)
+        return report(cudaErrorInvalidValue, "cudaMemcpy: the %s, %zu bytes at %p, is not within one allocation", what,
+                      n, p);
     return cudaSuccess;
 }
 static cudaError_t copy(void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t st, bool wait) {
@@ -340,7 +356,9 @@ const char *cudaGetErrorName(cudaError_t e) {
     return "unrecognized error code";
 }
 static __thread int device;
-cudaError_t cudaGetDeviceCount(int *n) { return *n = environment("EMU_DEVICES", 1), *n ? cudaSuccess : last_error = cudaErrorNoDevice; }
+cudaError_t cudaGetDeviceCount(int *n) {
+    return *n = environment("EMU_DEVICES", 1), *n ? cudaSuccess : last_error = cudaErrorNoDevice;
+}
 cudaError_t cudaGetDevice(int *d) { return *d = device, cudaSuccess; }
 cudaError_t cudaSetDevice(int d) {
     if (d < 0 || d >= environment("EMU_DEVICES", 1)) return report(cudaErrorInvalidDevice, "cudaSetDevice(%d)", d);
@@ -357,7 +375,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     p->maxThreadsPerMultiProcessor = c.threads_sm, p->maxThreadsPerBlock = MAX_THREADS;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->regsPerBlock = p->regsPerMultiprocessor = 65536, p->concurrentKernels = p->unifiedAddressing = p->canMapHostMemory = 1;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536,
+    p->concurrentKernels = p->unifiedAddressing = p->canMapHostMemory = 1;
     p->asyncEngineCount = 2, p->maxBlocksPerMultiProcessor = 32;
     return cudaSuccess;
 }
@@ -380,7 +399,9 @@ cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) {
     }
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return drain_all(), last_error == cudaErrorLaunchFailure ? last_error : cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+    return drain_all(), last_error == cudaErrorLaunchFailure ? last_error : cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
     return *total = settings().memory, *free = *total - budget_used, cudaSuccess;
 }
@@ -408,7 +429,8 @@ cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind k, 
 cudaError_t cudaMemcpy2DAsync(void *d, size_t dpitch, const void *s, size_t spitch, size_t width, size_t height,
                               cudaMemcpyKind k, cudaStream_t st) {
     cudaError_t e = cudaSuccess;
-    for (size_t i = 0; i < height && !e; i++) e = copy((char *)d + i * dpitch, (const char *)s + i * spitch, width, k, st, false);
+    for (size_t i = 0; i < height && !e; i++)
+        e = copy((char *)d + i * dpitch, (const char *)s + i * spitch, width, k, st, false);
     return e;
 }
 cudaError_t cudaMemset(void *d, int v, size_t n) { return set(d, v, n, nullptr); }
@@ -420,8 +442,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     (*s)->blocking = !(flags & cudaStreamNonBlocking);
     return streams.insert(*s), cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(s, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    return *least = 0, *greatest = -5, cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     if (!s || !streams.count(s)) return report(cudaErrorInvalidResourceHandle, "cudaStreamDestroy: no such stream");
     drain(s);
@@ -443,7 +469,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     if (e->stream) enqueue_after(s, [] {}, e->stream, e->at);
     return cudaSuccess;
 }
-cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *data) { return enqueue(s, [=] { f(data); }), cudaSuccess; }
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *data) {
+    return enqueue(s, [=] { f(data); }), cudaSuccess;
+}
 cudaError_t cudaEventCreate(cudaEvent_t *e, unsigned flags) {
     *e = new EmuEvent();
     (*e)->timing = !(flags & cudaEventDisableTiming);
@@ -477,7 +505,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **f, unsigne
     if (result) *result = *f ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return *f ? cudaSuccess : report(cudaErrorSymbolNotFound, "the driver's %s is not emulated", name);
 }
-cudaError_t cudaGetDriverEntryPoint(const char *name, void **f, unsigned long long flags, cudaDriverEntryPointQueryResult *result) {
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **f, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult *result) {
     return cudaGetDriverEntryPointByVersion(name, f, CUDART_VERSION, flags, result);
 }
 
@@ -489,7 +518,8 @@ static size_t nccl_bytes(ncclDataType_t t) {
 }
 static ncclResult_t nccl_copy(const void *s, void *r, size_t n, ncclDataType_t t, cudaStream_t st) {
     if (s == r) return ncclSuccess;
-    return cudaMemcpyAsync(r, s, n * nccl_bytes(t), cudaMemcpyDeviceToDevice, st) ? ncclUnhandledCudaError : ncclSuccess;
+    return cudaMemcpyAsync(r, s, n * nccl_bytes(t), cudaMemcpyDeviceToDevice, st) ? ncclUnhandledCudaError
+                                                                                  : ncclSuccess;
 }
 ncclResult_t ncclGetVersion(int *v) { return *v = NCCL_VERSION_CODE, ncclSuccess; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) { return memset(id, 0, sizeof *id), ncclSuccess; }
@@ -513,10 +543,12 @@ const char *ncclGetErrorString(ncclResult_t r) {
 const char *ncclGetLastError(ncclComm_t) { return "the emulator has NCCL for one rank"; }
 ncclResult_t ncclGroupStart() { return ncclSuccess; }
 ncclResult_t ncclGroupEnd() { return ncclSuccess; }
-ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t, cudaStream_t st) {
+ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t,
+                           cudaStream_t st) {
     return nccl_copy(s, r, n, t, st);
 }
-ncclResult_t ncclReduceScatter(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t, cudaStream_t st) {
+ncclResult_t ncclReduceScatter(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t,
+                               cudaStream_t st) {
     return nccl_copy(s, r, n, t, st);
 }
 ncclResult_t ncclAllGather(const void *s, void *r, size_t n, ncclDataType_t t, ncclComm_t, cudaStream_t st) {
@@ -525,7 +557,8 @@ ncclResult_t ncclAllGather(const void *s, void *r, size_t n, ncclDataType_t t, n
 ncclResult_t ncclBroadcast(const void *s, void *r, size_t n, ncclDataType_t t, int, ncclComm_t, cudaStream_t st) {
     return nccl_copy(s, r, n, t, st);
 }
-ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, int, ncclComm_t, cudaStream_t st) {
+ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, int, ncclComm_t,
+                        cudaStream_t st) {
     return nccl_copy(s, r, n, t, st);
 }
 ncclResult_t ncclSend(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return ncclInvalidUsage; }

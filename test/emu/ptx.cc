@@ -1,6 +1,6 @@
-// ptx.cc - inline PTX. The text of an asm statement is parsed when it is first met; each instruction is a function below.
-// Layouts of fragments and of shared memory: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" and "Asynchronous
-// Warpgroup Level Matrix Multiply-Accumulate Instructions". What is unknown stops, with its text.
+// ptx.cc - inline PTX. The text of an asm statement is parsed when it is first met; each instruction is a function
+// below. Layouts of fragments and of shared memory: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" and
+// "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions". What is unknown stops, with its text.
 #include "ptx.h"
 #include <map>
 #include <mutex>
@@ -9,38 +9,39 @@ namespace emu {
 struct Program {
     std::vector<Instruction> code;
     std::string kinds, modes;       // of the statement's operands
+    bool single = false;            // one instruction, no registers
 };
 // ---- mma.sync: D = A B + C, one 16 x 8 tile per warp. With g = lane / 4 and t = lane % 4, "Matrix Fragments for
-// mma.m16n8k16": a register of A holds two neighbours in k of row g (or g + 8), of B two neighbours in k of column g; C and
-// D hold columns 2t, 2t + 1 of rows g and g + 8.
+// mma.m16n8k16": a register of A holds two neighbours in k of row g (or g + 8), of B two neighbours in k of column g; C
+// and D hold columns 2t, 2t + 1 of rows g and g + 8.
 static void mma_execute(void **data, unsigned) {
     const Instruction &in = *((Lane *)data[0])->in;
     int k = in.count, na = in.type == 't' ? 4 : k / 4, nb = na / 2; // registers of A and of B
     float A[16][16], B[16][8], D[16][8];
     for (int lane = 0; lane < 32; lane++) {
-        Frame &f = *((Lane *)data[lane])->f;
+        Operand *ops = ((Lane *)data[lane])->f->ops;
+        auto word = [&](int i) { return *(uint32_t *)ops[in.args[i].index].p; };
         int g = lane >> 2, t = lane & 3;
         for (int i = 0; i < na; i++) {
-            uint32_t w = value(in.args[4 + i], f);
+            uint32_t w = word(4 + i);
             int row = g + (i & 1) * 8;
             if (in.type == 't') A[row][t + (i >> 1) * 4] = emu_bits<float>(w & 0xffffe000);
             else for (int h = 0; h < 2; h++) A[row][t * 2 + h + (i >> 1) * 8] = element(w, h, in.type);
         }
         for (int i = 0; i < nb; i++) {
-            uint32_t w = value(in.args[4 + na + i], f);
+            uint32_t w = word(4 + na + i);
             if (in.type == 't') B[t + i * 4][g] = emu_bits<float>(w & 0xffffe000);
             else for (int h = 0; h < 2; h++) B[t * 2 + h + i * 8][g] = element(w, h, in.type);
         }
-        for (int i = 0; i < 4; i++)
-            D[g + (i >> 1) * 8][t * 2 + (i & 1)] = emu_bits<float>(value(in.args[4 + na + nb + i], f));
+        for (int i = 0; i < 4; i++) D[g + (i >> 1) * 8][t * 2 + (i & 1)] = emu_bits<float>(word(4 + na + nb + i));
     }
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < k; j++)
             for (int n = 0; n < 8; n++) D[i][n] += A[i][j] * B[j][n];
     for (int lane = 0; lane < 32; lane++) {
-        Frame &f = *((Lane *)data[lane])->f;
-        int g = lane >> 2, t = lane & 3;
-        for (int i = 0; i < 4; i++) *(float *)pointer(in.args[i], f) = D[g + (i >> 1) * 8][t * 2 + (i & 1)];
+        Operand *ops = ((Lane *)data[lane])->f->ops;
+        for (int i = 0; i < 4; i++)
+            *(float *)ops[in.args[i].index].p = D[(lane >> 2) + (i >> 1) * 8][(lane & 3) * 2 + (i & 1)];
     }
     trace_mma(2L * 16 * 8 * k);
 }
@@ -57,7 +58,8 @@ template <bool Store> static void matrix_execute(void **data, unsigned) {
     int first = Store ? 1 : 0, address = Store ? 0 : in.count;
     for (int j = 0; j < in.count; j++) {
         uint16_t *row[8];
-        for (int i = 0; i < 8; i++) row[i] = (uint16_t *)generic_address(value(in.args[address], *((Lane *)data[j * 8 + i])->f));
+        for (int i = 0; i < 8; i++)
+            row[i] = (uint16_t *)generic_address(value(in.args[address], *((Lane *)data[j * 8 + i])->f));
         for (int lane = 0; lane < 32; lane++) {
             uint32_t *r = (uint32_t *)pointer(in.args[first + j], *((Lane *)data[lane])->f), w = *r;
             uint16_t *lo = matrix_element(row, lane, 0, in.flag), *hi = matrix_element(row, lane, 1, in.flag);
@@ -75,8 +77,8 @@ template <bool Store> static void run_matrix(const Instruction &in, Frame &f) {
     aligned(in, f, matrix_execute<Store>);
 }
 
-// ---- cp.async: a thread's own copies, global to shared. The data land when the thread waits for them and no earlier, or
-// (EMU_ASYNC=early) at once: a kernel must be right both ways.
+// ---- cp.async: a thread's own copies, global to shared. The data land when the thread waits for them and no earlier,
+// or (EMU_ASYNC=early) at once: a kernel must be right both ways.
 struct Copy { void *pc; uint32_t to; int bytes, given, group; const void *from; };
 struct Copies { std::vector<Copy> open; size_t first = 0; int group = 0; };
 struct Async {
@@ -112,7 +114,9 @@ static void wait_groups(int pending) { // until at most `pending` committed grou
     if (q.first == q.open.size()) q.open.clear(), q.first = 0;
 }
 static void run_cp_commit(const Instruction &, Frame &) { engine->async->th[cur->tid].group++; }
-static void run_cp_wait(const Instruction &in, Frame &f) { wait_groups(in.args.empty() ? -1 : (int)value(in.args[0], f)); }
+static void run_cp_wait(const Instruction &in, Frame &f) {
+    wait_groups(in.args.empty() ? -1 : (int)value(in.args[0], f));
+}
 
 void async_begin() {
     if (!engine->async) engine->async = new Async();
@@ -133,8 +137,12 @@ static void run_set(const Instruction &in, Frame &f) { // setp.ne.b32 p, a, b
     uint32_t a = value(in.args[1], f), b = value(in.args[2], f);
     int32_t x = (int32_t)a, y = (int32_t)b;
     const std::string &o = in.op;
-    f.regs[in.args[0].index] = has(o, ".ne") ? a != b : has(o, ".eq") ? a == b : has(o, ".lt") ? x < y : has(o, ".le") ? x <= y
-                             : has(o, ".gt") ? x > y : x >= y;
+    f.regs[in.args[0].index] = has(o, ".ne")   ? a != b
+                               : has(o, ".eq") ? a == b
+                               : has(o, ".lt") ? x < y
+                               : has(o, ".le") ? x <= y
+                               : has(o, ".gt") ? x > y
+                                               : x >= y;
 }
 static void run_select(const Instruction &in, Frame &f) { // selp.u32 d, a, b, p
     uint32_t v = value(in.args[3], f) & 1 ? value(in.args[1], f) : value(in.args[2], f);
@@ -154,7 +162,8 @@ static void run_syncwarp(const Instruction &in, Frame &f) { syncwarp(f.site, val
 static void run_elect(const Instruction &in, Frame &f) { // elect.sync d|p, mask: the lowest lane of the mask
     uint32_t mask = value(in.args.back(), f), live = vote(f.site, mask, true);
     for (size_t i = 0; i + 1 < in.args.size(); i++) {
-        uint32_t v = in.args[i].type == 'r' && i + 2 == in.args.size() ? cur->lane == __builtin_ctz(live) : __builtin_ctz(live);
+        uint32_t v =
+            in.args[i].type == 'r' && i + 2 == in.args.size() ? cur->lane == __builtin_ctz(live) : __builtin_ctz(live);
         if (in.args[i].type != '_') memcpy(pointer(in.args[i], f), &v, 4);
     }
 }
@@ -183,8 +192,9 @@ static void run_cvt_tf32(const Instruction &in, Frame &f) { // to nearest, ties 
     memcpy(pointer(in.args[0], f), &v, 4);
 }
 
-// ---- the table: how an instruction's name starts, who runs it, the oldest chip, and its operands. In a pattern, f r l are
-// the constraints, capitals are outputs, i is an integer operand, register or immediate, ? anything; * repeats it, or leaves it out.
+// ---- the table: how an instruction's name starts, who runs it, the oldest chip, and its operands. In a pattern, f r l
+// are the constraints, capitals are outputs, i is an integer operand, register or immediate, ? anything; * repeats it,
+// or leaves it out.
 struct Entry { const char *name; void (*run)(const Instruction &, Frame &); int arch; const char *pattern; };
 static const Entry TABLE[] = {
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", run_mma, 80, "FFFFrrrrrrffff"},
@@ -199,26 +209,44 @@ static const Entry TABLE[] = {
     {"cp.async.commit_group", run_cp_commit, 80, ""},
     {"cp.async.wait_group", run_cp_wait, 80, "i"},
     {"cp.async.wait_all", run_cp_wait, 80, ""},
-    {"bar.sync", run_barrier, 80, "ii*"}, {"barrier.sync", run_barrier, 80, "ii*"}, {"barrier.cta.sync", run_barrier, 80, "ii*"},
-    {"bar.arrive", run_barrier, 80, "ii"}, {"barrier.arrive", run_barrier, 80, "ii"},
+    {"bar.sync", run_barrier, 80, "ii*"},
+    {"barrier.sync", run_barrier, 80, "ii*"},
+    {"barrier.cta.sync", run_barrier, 80, "ii*"},
+    {"bar.arrive", run_barrier, 80, "ii"},
+    {"barrier.arrive", run_barrier, 80, "ii"},
     {"bar.warp.sync", run_syncwarp, 80, "i"},
     {"elect.sync", run_elect, 90, "??i"},
     {"st.shared", run_store_shared, 80, "i?*"},
     {"ld.shared", run_load_shared, 80, "?*i"},
-    {"setp.", run_set, 80, "?ii"}, {"selp.", run_select, 80, "?iii"}, {"mov.", run_move, 80, "?i"}, {"bra", run_branch, 80, ""},
-    {"ex2.approx", run_exp2, 80, "Ff"}, {"tanh.approx.f32", run_tanh, 80, "Ff"},
+    {"setp.", run_set, 80, "?ii"},
+    {"selp.", run_select, 80, "?iii"},
+    {"mov.", run_move, 80, "?i"},
+    {"bra", run_branch, 80, ""},
+    {"ex2.approx", run_exp2, 80, "Ff"},
+    {"tanh.approx.f32", run_tanh, 80, "Ff"},
     {"cvt.rna.tf32.f32", run_cvt_tf32, 80, "Rf"},
-    {"setmaxnreg.", run_nothing, 90, "i"}, {"griddepcontrol.", run_nothing, 90, ""}, {"prefetch", run_nothing, 80, "?*"},
-    {"mbarrier.init", run_mbarrier_init, 80, "ii"}, {"mbarrier.inval", run_mbarrier_invalidate, 80, "i"},
-    {"mbarrier.arrive", run_mbarrier_arrive, 90, "?ii*"}, {"mbarrier.arrive.expect_tx", run_mbarrier_arrive, 90, "?ii"},
+    {"setmaxnreg.", run_nothing, 90, "i"},
+    {"griddepcontrol.", run_nothing, 90, ""},
+    {"prefetch", run_nothing, 80, "?*"},
+    {"mbarrier.init", run_mbarrier_init, 80, "ii"},
+    {"mbarrier.inval", run_mbarrier_invalidate, 80, "i"},
+    {"mbarrier.arrive", run_mbarrier_arrive, 90, "?ii*"},
+    {"mbarrier.arrive.expect_tx", run_mbarrier_arrive, 90, "?ii"},
     {"mbarrier.expect_tx", run_mbarrier_expect, 90, "ii"},
-    {"mbarrier.try_wait.parity", run_mbarrier_wait, 90, "?iii*"}, {"mbarrier.test_wait.parity", run_mbarrier_wait, 90, "?ii"},
-    {"cp.async.bulk.tensor.", run_tma_load, 90, "???*"}, {"cp.async.bulk.shared", run_bulk_load, 90, "ilii?*"},
-    {"cp.async.bulk.global", run_bulk_store, 90, "lii?*"}, {"cp.async.bulk.commit_group", run_bulk_commit, 90, ""},
-    {"cp.async.bulk.wait_group", run_bulk_wait, 90, "i"}, {"fence.proxy.async", run_proxy_fence, 90, ""},
-    {"wgmma.fence.sync.aligned", run_wgmma_fence, 90, ""}, {"wgmma.commit_group.sync.aligned", run_wgmma_commit, 90, ""},
-    {"wgmma.wait_group.sync.aligned", run_wgmma_wait, 90, "i"}, {"wgmma.mma_async.sync.aligned.m64n", run_wgmma, 90, "?*"},
-    {"createpolicy.", run_nothing, 80, "?*"}, {"fence.", run_nothing, 80, ""},
+    {"mbarrier.try_wait.parity", run_mbarrier_wait, 90, "?iii*"},
+    {"mbarrier.test_wait.parity", run_mbarrier_wait, 90, "?ii"},
+    {"cp.async.bulk.tensor.", run_tma_load, 90, "???*"},
+    {"cp.async.bulk.shared", run_bulk_load, 90, "ilii?*"},
+    {"cp.async.bulk.global", run_bulk_store, 90, "lii?*"},
+    {"cp.async.bulk.commit_group", run_bulk_commit, 90, ""},
+    {"cp.async.bulk.wait_group", run_bulk_wait, 90, "i"},
+    {"fence.proxy.async", run_proxy_fence, 90, ""},
+    {"wgmma.fence.sync.aligned", run_wgmma_fence, 90, ""},
+    {"wgmma.commit_group.sync.aligned", run_wgmma_commit, 90, ""},
+    {"wgmma.wait_group.sync.aligned", run_wgmma_wait, 90, "i"},
+    {"wgmma.mma_async.sync.aligned.m64n", run_wgmma, 90, "?*"},
+    {"createpolicy.", run_nothing, 80, "?*"},
+    {"fence.", run_nothing, 80, ""},
 };
 
 // ---- parsing
@@ -230,12 +258,17 @@ static void decode(const Asm *a, Instruction &in, const std::string &text, const
     for (const Entry &e : TABLE)
         if (starts(in.op, e.name) && (!entry || strlen(e.name) > strlen(entry->name))) entry = &e;
     if (!entry) bad(a, text, "this PTX instruction is not emulated");
-    if (entry->arch > chip().major * 10 + chip().minor) bad(a, text, "this instruction needs a newer chip than EMU_CHIP");
+    if (entry->arch > chip().major * 10 + chip().minor)
+        bad(a, text, "this instruction needs a newer chip than EMU_CHIP");
     in.run = entry->run;
     const std::string &o = in.op;
     in.type = has(o, ".bf16") ? 'b' : has(o, ".tf32") ? 't' : 'h';
-    if (starts(o, "mma.")) in.count = has(o, ".m16n8k16") ? 16 : 8;
-    else if (o.find("matrix") != std::string::npos) {
+    if (starts(o, "mma.")) {
+        in.count = has(o, ".m16n8k16") ? 16 : 8;
+        for (const Argument &arg : in.args)
+            if (arg.type != '%') bad(a, text, "operands of mma.sync are emulated as %0, %1 ... alone");
+    }
+    if (o.find("matrix") != std::string::npos) {
         in.count = has(o, ".x4") ? 4 : has(o, ".x2") ? 2 : has(o, ".x1") ? 1 : 0;
         in.flag = has(o, ".trans");
         if (!in.count || !has(o, ".m8n8") || !has(o, ".b16")) bad(a, text, "this PTX instruction is not emulated");
@@ -246,24 +279,28 @@ static void decode(const Asm *a, Instruction &in, const std::string &text, const
         if ((int)in.args.size() < 2 + in.count) bad(a, text, "wrong number of operands");
         const Argument &map = in.args[in.run == run_tma_load];
         if (map.type != '%' || p.kinds[map.index] != 'l') bad(a, text, "the tensor map is not an \"l\" operand");
-        if (has(o, ".im2col") || has(o, ".multicast::cluster") || o.find("reduce") != std::string::npos) bad(a, text, "this form is not emulated");
+        if (has(o, ".im2col") || has(o, ".multicast::cluster") || o.find("reduce") != std::string::npos)
+            bad(a, text, "this form is not emulated");
     } else if (starts(o, "wgmma.mma")) {
         in.count = atoi(o.c_str() + strlen("wgmma.mma_async.sync.aligned.m64n"));
-        int left = (int)in.args.size() - in.count / 2; // A: descriptor or 4 registers, B, scale-d, two signs, transpositions
+        int left =
+            (int)in.args.size() - in.count / 2; // A: descriptor or 4 registers, B, scale-d, two signs, transpositions
         in.flag = left == 9; // A in registers
-        if (!has(o, ".f32") || !(o.find("k16.f32.bf16.bf16") + 1 || o.find("k16.f32.f16.f16") + 1) || in.count % 8 || in.count < 8 ||
-            in.count > 256 || (left != 7 && left != 9))
+        if (!has(o, ".f32") || !(o.find("k16.f32.bf16.bf16") + 1 || o.find("k16.f32.f16.f16") + 1) || in.count % 8 ||
+            in.count < 8 || in.count > 256 || (left != 7 && left != 9))
             bad(a, text, "this form of wgmma is not emulated");
         for (int i = 0; i < in.count / 2; i++)
             if (in.args[i].type != '%' || p.kinds[in.args[i].index] != 'f' || p.modes[in.args[i].index] != '+')
                 bad(a, text, "an accumulator of wgmma must be a \"+f\" operand");
     } else if (starts(o, "mbarrier.") || starts(o, "cp.async.bulk")) {
-        in.flag = o.find(".expect_tx") != std::string::npos || has(o, ".read"), in.flag2 = o.find("test_wait") != std::string::npos;
+        in.flag = o.find(".expect_tx") != std::string::npos || has(o, ".read"),
+        in.flag2 = o.find("test_wait") != std::string::npos;
     } else if (starts(o, "cp.async.c")) in.flag = has(o, ".L2::cache_hint"), in.flag2 = has(o, ".cg");
     else if (o.find(".shared") != std::string::npos) {
         in.count = has(o, ".v4") ? 4 : has(o, ".v2") ? 2 : 1;
         if (starts(o, "st.") || starts(o, "ld."))
-            if (!(has(o, ".b32") || has(o, ".u32") || has(o, ".f32") || has(o, ".s32"))) bad(a, text, "only 32-bit elements are emulated");
+            if (!(has(o, ".b32") || has(o, ".u32") || has(o, ".f32") || has(o, ".s32")))
+                bad(a, text, "only 32-bit elements are emulated");
     } else if (starts(o, "mov.")) in.count = o.find("64") != std::string::npos ? 8 : 4;
     else if (o.find(".arrive") != std::string::npos) in.flag = true;
     // Operands against the pattern, in which one item may repeat.
@@ -278,7 +315,8 @@ static void decode(const Asm *a, Instruction &in, const std::string &text, const
             char kind = operand ? p.kinds[arg.index] : arg.type;
             bool ok = *c == '?' || (*c == 'i' ? strchr("rinh", kind) != nullptr : kind == (*c | 32) || isdigit(kind));
             if (output && operand && p.modes[arg.index] == ' ') ok = false;
-            if (!ok && kind != 'r') bad(a, text, ("operand " + std::to_string(i) + " has the wrong constraint").c_str());
+            if (!ok && kind != 'r')
+                bad(a, text, ("operand " + std::to_string(i) + " has the wrong constraint").c_str());
         }
 }
 static Program *parse(const Asm *a, int n, const char *kinds) {
@@ -350,7 +388,8 @@ static Program *parse(const Asm *a, int n, const char *kinds) {
                 if (k >= n) bad(a, text, "no such operand");
                 if (p->kinds[k] == 'n') in.args.push_back({'n', k, 0});
                 else in.args.push_back({'%', k, 0});
-            } else if (isdigit((unsigned char)w[0])) in.args.push_back({'i', 0, strtoll(w.c_str(), nullptr, 0) * (minus ? -1 : 1)});
+            } else if (isdigit((unsigned char)w[0]))
+                in.args.push_back({'i', 0, strtoll(w.c_str(), nullptr, 0) * (minus ? -1 : 1)});
             else if (w == "_") in.args.push_back({'_', 0, 0});
             else if (regs.count(w)) in.args.push_back({'r', regs[w], 0});
             else bad(a, text, ("what is " + w + "?").c_str());
@@ -363,22 +402,30 @@ static Program *parse(const Asm *a, int n, const char *kinds) {
             if (!labels.count(in.label)) bad(a, in.label, "no such label");
             in.target = labels[in.label];
         }
+    p->single = p->code.size() == 1 && regs.empty() && p->code[0].run != run_branch;
     return p;
 }
-void run_asm(Asm *a, Operand *ops, int n, const char *kinds) {
-    Program *p = __atomic_load_n(&a->program, __ATOMIC_ACQUIRE);
-    if (!p) {
-        static std::mutex lock;
-        std::lock_guard<std::mutex> l(lock);
-        if (!(p = a->program)) __atomic_store_n(&a->program, p = parse(a, n, kinds), __ATOMIC_RELEASE);
-    }
-    Frame f;
-    f.site = a->site, f.pc = __builtin_return_address(0), f.ops = ops, f.jump = false;
-    for (size_t pc = 0; pc < p->code.size(); pc++) {
-        const Instruction &in = p->code[pc];
-        if (in.guard >= 0 && (bool)(f.regs[in.guard] & 1) == in.negated) continue;
+static __attribute__((noinline)) void run_program(const Program &p, Frame &f) {
+    uint64_t regs[16];
+    f.regs = regs, f.jump = false;
+    for (size_t pc = 0; pc < p.code.size(); pc++) {
+        const Instruction &in = p.code[pc];
+        if (in.guard >= 0 && (bool)(regs[in.guard] & 1) == in.negated) continue;
         in.run(in, f);
         if (f.jump) pc = in.target - 1, f.jump = false;
     }
+}
+static __attribute__((noinline)) Program *parse_once(Asm *a, int n, const char *kinds) {
+    static std::mutex lock;
+    std::lock_guard<std::mutex> l(lock);
+    if (!a->program) __atomic_store_n(&a->program, parse(a, n, kinds), __ATOMIC_RELEASE);
+    return a->program;
+}
+void run_asm(Asm *a, Operand *ops, int n, const char *kinds) {
+    Program *p = __atomic_load_n(&a->program, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(!p, 0)) p = parse_once(a, n, kinds);
+    Frame f = {a->site, __builtin_return_address(0), ops, nullptr, false};
+    if (p->single) p->code[0].run(p->code[0], f); // small frames: 32 lanes share a first-level cache
+    else run_program(*p, f);
 }
 } // namespace emu

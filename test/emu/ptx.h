@@ -5,7 +5,7 @@
 
 namespace emu {
 struct Argument { char type; int index; int64_t value; }; // '%' operand, 'i' immediate, 'r' local register, '_' nothing
-struct Frame { const char *site; void *pc; Operand *ops; uint64_t regs[16]; bool jump; };
+struct Frame { const char *site; void *pc; Operand *ops; uint64_t *regs; bool jump; };
 struct Instruction {
     std::string op, label;          // label: of a branch's target
     std::vector<Argument> args;     // braces and brackets removed
@@ -50,9 +50,9 @@ inline void aligned(const Instruction &in, Frame &f, Execute execute) {
 
 // hopper.cc
 typedef void Run(const Instruction &, Frame &);
-Run run_mbarrier_init, run_mbarrier_invalidate, run_mbarrier_arrive, run_mbarrier_expect, run_mbarrier_wait, run_tma_load, run_tma_store,
-    run_bulk_load, run_bulk_store, run_bulk_commit, run_bulk_wait, run_proxy_fence, run_wgmma, run_wgmma_fence, run_wgmma_commit,
-    run_wgmma_wait;
+Run run_mbarrier_init, run_mbarrier_invalidate, run_mbarrier_arrive, run_mbarrier_expect, run_mbarrier_wait,
+    run_tma_load, run_tma_store, run_bulk_load, run_bulk_store, run_bulk_commit, run_bulk_wait, run_proxy_fence,
+    run_wgmma, run_wgmma_fence, run_wgmma_commit, run_wgmma_wait;
 void hopper_begin(); // a block starts
 void hopper_thread_end();
 void hopper_block_end();

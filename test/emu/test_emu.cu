@@ -1,5 +1,6 @@
-// test_emu.cu - small kernels, one per feature that kernels.cu may use, and beside each a twin that is broken on purpose:
-// the emulator must catch it. This file is real CUDA: nvcc compiles it as it is (and on a GPU the sound kernels run).
+// test_emu.cu - small kernels, one per feature that kernels.cu may use, and beside each a twin that is broken on
+// purpose: the emulator must catch it. This file is real CUDA: nvcc compiles it as it is (and on a GPU the sound
+// kernels run).
 //
 // Each case runs in a process of its own, because a broken kernel ends it, and with an environment of its own.
 #include <cuda.h>
@@ -11,19 +12,28 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <string>
 #include <vector>
 
 #define CHECK(x) do { if (!(x)) { printf("line %d: %s is not so\n", __LINE__, #x); exit(1); } } while (0)
-#define CUDA(x) do { cudaError_t e_ = (x); if (e_) { printf("line %d: %s: %s\n", __LINE__, #x, cudaGetErrorString(e_)); exit(1); } } while (0)
+#define CUDA(x)                                                                                                        \
+    do {                                                                                                               \
+        cudaError_t e_ = (x);                                                                                          \
+        if (e_) {                                                                                                      \
+            printf("line %d: %s: %s\n", __LINE__, #x, cudaGetErrorString(e_));                                         \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
 
 template <class T> struct Device { // an array in device memory
     T *p;
     size_t n;
     Device(size_t n) : n(n) { CUDA(cudaMalloc(&p, n * sizeof(T))); }
-    Device(const std::vector<T> &v) : Device(v.size()) { CUDA(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice)); }
+    Device(const std::vector<T> &v) : Device(v.size()) {
+        CUDA(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+    }
     ~Device() { cudaFree(p); }
     std::vector<T> get() {
         CUDA(cudaGetLastError());
@@ -83,7 +93,8 @@ static void test_launch_errors() {
     CUDA(cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 49 * 1024));
     much_shared<<<1, 32, 49 * 1024>>>(x.p);
     CUDA(cudaGetLastError());
-    CHECK(cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 300 * 1024) == cudaErrorInvalidValue);
+    CHECK(cudaFuncSetAttribute(much_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 300 * 1024) ==
+          cudaErrorInvalidValue);
     cudaGetLastError();
     int blocks = 0;
     CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, bounded, 64, 0));
@@ -125,7 +136,8 @@ static void test_warp() {
         int l = t % 32, *o = &v[t * 16];
         CHECK(o[0] == 25 && o[1] == sq(l ^ 9) && o[2] == sq(l < 3 ? l : l - 3) && o[3] == sq(l > 28 ? l : l + 3));
         CHECK(o[4] == sq(l / 8 * 8 + 5) && o[5] == sq(l ^ 3) && o[6] == sq(l % 8 < 3 ? l : l - 3));
-        CHECK(o[7] == sq(l % 16 > 12 ? l : l + 3) && o[8] == 0x49249249 && o[9] == 3 && o[10] == sq(l < 16 ? l ^ 1 : l ^ 2));
+        CHECK(o[7] == sq(l % 16 > 12 ? l : l + 3) && o[8] == 0x49249249 && o[9] == 3 &&
+              o[10] == sq(l < 16 ? l ^ 1 : l ^ 2));
         CHECK(o[11] == 496 && o[12] == 961 && (unsigned)o[13] == 0x11111111u << l % 4);
         float f = (float)(l ^ 16);
         CHECK(!memcmp(&o[14], &f, 4) && o[15] == (l == 31 ? 31 : l + 1));
@@ -156,8 +168,12 @@ __global__ void predicates(int *out) {
     int n = __syncthreads_count(t % 3 == 0), a = __syncthreads_and(t < 100), o = __syncthreads_or(t == 77);
     out[t] = n * 4 + (a != 0) * 2 + (o != 0);
 }
-__device__ __forceinline__ void named_sync(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }
-__device__ __forceinline__ void named_arrive(int id, int n) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory"); }
+__device__ __forceinline__ void named_sync(int id, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int n) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
 __global__ void producer_consumer(int *out) { // warps 0, 1 fill a buffer, warps 2, 3 empty it
     __shared__ int buffer[64];
     int t = threadIdx.x % 64, sum = 0;
@@ -323,7 +339,8 @@ static void broken_host_access() {
 }
 
 // ---- order between blocks, and within a warp
-template <bool FENCE, bool SYNC> __global__ void last_block_sums(float *out, float *partial, unsigned *count, const float *x) {
+template <bool FENCE, bool SYNC>
+__global__ void last_block_sums(float *out, float *partial, unsigned *count, const float *x) {
     __shared__ bool last;
     __shared__ float s[64];
     s[threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x];
@@ -390,7 +407,8 @@ __global__ void half_types(uint16_t *out, const float *in) {
 }
 static void test_types() {
     // ties go to even; a value just above half the smallest subnormal; overflow to infinity; NaN
-    Device<float> in(std::vector<float>{1.00390625f, 1.01171875f, 1.00048828125f, 1.00146484375f, 3.1e-8f, 65519.9f, 65520.0f, -2.5f});
+    Device<float> in(std::vector<float>{1.00390625f, 1.01171875f, 1.00048828125f, 1.00146484375f, 3.1e-8f, 65519.9f,
+                                        65520.0f, -2.5f});
     Device<uint16_t> out(131088);
     half_types<<<1, 256>>>(out.p, in.p);
     auto v = out.get();
@@ -405,8 +423,14 @@ static void test_types() {
 // ---- tensor cores: C = A B^T for one 16 x 8 x k tile, operands through shared memory
 template <bool TRANS> __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void *p) {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
-    if (TRANS) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
-    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(a));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(a));
 }
 __device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void *p) {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
@@ -414,15 +438,21 @@ __device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void *p) {
 }
 #define F4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define R4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-template <class T> __device__ __forceinline__ void mma16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+template <class T>
+__device__ __forceinline__ void mma16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     if (sizeof(T) == 2 && T(1.0f) == T(1.0f) && (float)T(65504.0f) == 65504.0f) // fp16
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : F4(d)
+            : R4(a), "r"(b[0]), "r"(b[1]));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : F4(d)
+            : R4(a), "r"(b[0]), "r"(b[1]));
 }
-template <class T, bool TRANS> __global__ void mma_tile(float *C, const T *A, const T *B) { // A 16x16 (TRANS: stored k x m), B 8x16
+template <class T, bool TRANS>
+__global__ void mma_tile(float *C, const T *A, const T *B) { // A 16x16 (TRANS: stored k x m), B 8x16
     __shared__ __align__(16) T a[16][24], b[8][24];
     int lane = threadIdx.x;
     for (int i = lane; i < 256; i += 32) a[i / 16][i % 16] = A[i];
@@ -458,8 +488,10 @@ __global__ void mma_tf32(float *C, const float *A, const float *B) { // one 16 x
     for (int i = 0; i < 4; i++) a[i] = __float_as_uint(A[(g + i % 2 * 8) * 8 + t + i / 2 * 4]);
     for (int i = 0; i < 2; i++) b[i] = __float_as_uint(B[g * 8 + t + i * 4]);
     float d[4] = {1, 1, 1, 1};
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : F4(d) : R4(a), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : F4(d)
+        : R4(a), "r"(b[0]), "r"(b[1]));
     for (int i = 0; i < 4; i++) C[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = d[i];
 }
 static void test_mma() {
@@ -494,7 +526,8 @@ static void broken_mma() { Device<float> x(32); mma_in_half_a_warp<<<1, 32>>>(x.
 // ---- cp.async
 template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, int given = BYTES) {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(a), "l"(from), "n"(BYTES), "r"(given) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(a), "l"(from), "n"(BYTES), "r"(given)
+                 : "memory");
 }
 template <int WAIT> __global__ void double_buffer(float *out, const float *in, int tiles) { // out = sum of the tiles
     __shared__ __align__(16) float s[2][128];
@@ -570,7 +603,8 @@ __device__ __forceinline__ void barrier_init(uint64_t *b, int n) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n) : "memory");
 }
 __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+                 : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(uint64_t *b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
@@ -580,8 +614,10 @@ __device__ __forceinline__ void barrier_wait(uint64_t *b, int parity) {
                  ::"r"(shared_address(b)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void tma_load(void *to, const CUtensorMap *map, uint64_t *b, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(shared_address(to)), "l"(map), "r"(shared_address(b)), "r"(x), "r"(y) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+                 "%4}], [%2];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(b)), "r"(x), "r"(y)
+                 : "memory");
 }
 __device__ __forceinline__ void tma_store(const CUtensorMap *map, const void *from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
@@ -589,35 +625,57 @@ __device__ __forceinline__ void tma_store(const CUtensorMap *map, const void *fr
 }
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
 #define D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D32(d) D4(d, 0), D4(d, 4), D4(d, 8), D4(d, 12), D4(d, 16), D4(d, 20), D4(d, 24), D4(d, 28)
-#define NAMES32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define NAMES32                                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%" \
+    "30,%31}"
 template <int TA, int TB> __device__ __forceinline__ void wgmma64(float (&d)[32], uint64_t a, uint64_t b, int keep) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
-                 ", %32, %33, p, 1, 1, %35, %36;\n}" : D32(d) : "l"(a), "l"(b), "r"(keep), "n"(TA), "n"(TB));
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+        ", %32, %33, p, 1, 1, %35, %36;\n}"
+        : D32(d)
+        : "l"(a), "l"(b), "r"(keep), "n"(TA), "n"(TB));
 }
-template <int TB> __device__ __forceinline__ void wgmma64_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int keep) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
-                 ", {%32,%33,%34,%35}, %36, p, 1, -1, %38;\n}" : D32(d) : R4(a), "l"(b), "r"(keep), "n"(TB)); // D -= A B
+template <int TB>
+__device__ __forceinline__ void wgmma64_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int keep) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " NAMES32
+        ", {%32,%33,%34,%35}, %36, p, 1, -1, %38;\n}"
+        : D32(d)
+        : R4(a), "l"(b), "r"(keep), "n"(TB)); // D -= A B
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-__device__ __forceinline__ uint64_t descriptor(uint32_t a, int leading, int stride, int swizzle) { // bytes; swizzle 0 32 64 128
+template <int N> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t a, int leading, int stride,
+                                               int swizzle) { // bytes; swizzle 0 32 64 128
     uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
     return (uint64_t)((a & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | mode << 62;
 }
-__device__ __forceinline__ uint32_t swizzle_address(uint32_t a, int width) { // the pattern, said another way than the emulator says it
-    uint32_t row = a / 128 % 8, chunk = a / 16 % 8, x = width == 128 ? row : width == 64 ? row / 2 * 2 / 2 : width == 32 ? row / 4 : 0;
+__device__ __forceinline__ uint32_t
+swizzle_address(uint32_t a, int width) { // the pattern, said another way than the emulator says it
+    uint32_t row = a / 128 % 8, chunk = a / 16 % 8,
+             x = width == 128  ? row
+                 : width == 64 ? row / 2 * 2 / 2
+                 : width == 32 ? row / 4
+                               : 0;
     if (width == 64) x = row % 4;
     if (width == 32) x = row % 2;
     return a / 128 * 128 + (chunk ^ x) * 16 + a % 16;
 }
 #endif
-// A box of W / 2 columns and 16 rows goes to shared memory, is read there, doubled, and goes back. W: bytes of a row, the swizzle.
+// A box of W / 2 columns and 16 rows goes to shared memory, is read there, doubled, and goes back. W: bytes of a row,
+// the swizzle.
 enum Fault { NONE, NO_WAIT, NO_PROXY_FENCE, NO_READ_WAIT, WRONG_BYTES, NO_INIT_SYNC };
-template <int W, int FAULT> __global__ void tma_round_trip(float *seen, const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap out, int x, int y) {
+template <int W, int FAULT>
+__global__ void tma_round_trip(float *seen, const __grid_constant__ CUtensorMap in,
+                               const __grid_constant__ CUtensorMap out, int x, int y) {
 #ifdef HOPPER
     __shared__ __align__(1024) char tile[16 * W];
     __shared__ __align__(8) uint64_t full;
@@ -651,8 +709,9 @@ static CUtensorMap tensor_map(void *p, int columns, int rows, int pitch, int box
     void *f = NULL;
     cudaDriverEntryPointQueryResult found;
     CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
-    auto encode = (CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))f;
+    auto encode = (CUresult(*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill))f;
     CHECK(encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, s,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
     return m;
@@ -693,7 +752,8 @@ static void test_tma() {
     round_trip<16, NONE>(0, 0); // no swizzle
 }
 
-// One 64 x 64 x 64 product by one warpgroup. T: the operand lies MN-major in memory (A: k x m, B: k x n). W: the swizzle.
+// One 64 x 64 x 64 product by one warpgroup. T: the operand lies MN-major in memory (A: k x m, B: k x n). W: the
+// swizzle.
 enum Wgmma { SOUND, NO_FENCE, NO_WGMMA_WAIT, TOUCHED, THREE_WARPS };
 template <int TA, int TB, int W, int FAULT> __global__ void __launch_bounds__(128)
 wgmma_tile(float *C, const __grid_constant__ CUtensorMap mapA, const __grid_constant__ CUtensorMap mapB) {
@@ -724,7 +784,8 @@ wgmma_tile(float *C, const __grid_constant__ CUtensorMap mapA, const __grid_cons
     wgmma_commit();
     if (FAULT == TOUCHED) d[0] = 1;
     if (FAULT != NO_WGMMA_WAIT) wgmma_wait<0>();
-    for (int j = 0; j < 32; j++) C[(warp * 16 + lane / 4 + j / 2 % 2 * 8) * 64 + j / 4 * 8 + lane % 4 * 2 + j % 2] = d[j];
+    for (int j = 0; j < 32; j++)
+        C[(warp * 16 + lane / 4 + j / 2 % 2 * 8) * 64 + j / 4 * 8 + lane % 4 * 2 + j % 2] = d[j];
     if (FAULT == NO_WGMMA_WAIT) wgmma_wait<0>();
 #endif
 }
@@ -734,22 +795,26 @@ template <int TA, int TB, int W, int FAULT> static void wgmma_case() {
     for (auto &x : b) x = __float2bfloat16(uniform());
     Device<__nv_bfloat16> A(a), B(b);
     Device<float> C(64 * 64);
-    wgmma_tile<TA, TB, W, FAULT><<<1, 128>>>(C.p, tensor_map(A.p, 64, 64, 64, W / 2, 64, W), tensor_map(B.p, 64, 64, 64, W / 2, 64, W));
+    wgmma_tile<TA, TB, W, FAULT>
+        <<<1, 128>>>(C.p, tensor_map(A.p, 64, 64, 64, W / 2, 64, W), tensor_map(B.p, 64, 64, 64, W / 2, 64, W));
     auto c = C.get();
     no_nan(c);
     for (int m = 0; m < 64; m++)
         for (int n = 0; n < 64; n++) {
             double s = 0;
-            for (int k = 0; k < 64; k++) s += (double)(float)a[TA ? k * 64 + m : m * 64 + k] * (float)b[TB ? k * 64 + n : n * 64 + k];
+            for (int k = 0; k < 64; k++)
+                s += (double)(float)a[TA ? k * 64 + m : m * 64 + k] * (float)b[TB ? k * 64 + n : n * 64 + k];
             CHECK(fabs(c[m * 64 + n] - s) < 64 * 64 * 6e-8); // 64 terms below 1, each sum rounded to fp32
         }
 }
 // A from registers, B without swizzle: core matrices of 8 rows of 16 bytes, written with ordinary stores.
-template <bool FENCE> __global__ void __launch_bounds__(128) wgmma_registers(float *C, const __nv_bfloat16 *A, const __nv_bfloat16 *B) {
+template <bool FENCE>
+__global__ void __launch_bounds__(128) wgmma_registers(float *C, const __nv_bfloat16 *A, const __nv_bfloat16 *B) {
 #ifdef HOPPER
     __shared__ __align__(128) __nv_bfloat16 b[64 * 16];
     int t = threadIdx.x, warp = t / 32, g = t % 32 / 4, c = t % 4;
-    for (int i = t; i < 64 * 16; i += 128) { // element (n, k): core (n / 8, k / 8), cores of one k / 8 lie one after another
+    for (int i = t; i < 64 * 16;
+         i += 128) { // element (n, k): core (n / 8, k / 8), cores of one k / 8 lie one after another
         int n = i / 16, k = i % 16;
         b[k / 8 * 512 + n / 8 * 64 + n % 8 * 8 + k % 8] = B[i];
     }
@@ -893,7 +958,8 @@ static void test_counters() {
     transpose<0><<<1, dim3(32, 32)>>>(d.p, s.p);
     transpose<1><<<1, dim3(32, 32)>>>(d.p, s.p);
     CHECK(emu_counts("transpose<PAD = 0>")->conflicts == 32 * 31 && emu_counts("transpose<PAD = 1>")->conflicts == 0);
-    CHECK(line_of("transpose<PAD = 0>", 's', 'r')->sectors == 1024 && line_of("transpose<PAD = 0>", 's', 'w')->sectors == 32);
+    CHECK(line_of("transpose<PAD = 0>", 's', 'r')->sectors == 1024 &&
+          line_of("transpose<PAD = 0>", 's', 'w')->sectors == 32);
     odd_and_even<<<1, 32>>>(d.p);
     l = line_of("odd_and_even", 'g', 'w');
     const EmuCount *c = emu_counts("odd_and_even");
@@ -943,10 +1009,75 @@ static void broken_host_read() { // a pinned buffer is read before the copy is w
     CHECK(h[0] == 41);
 }
 
-// ---- the list. In each build and environment named, a sound case (words: null) must end well; a broken one must not, and
-// say the words.
+#ifdef EMU
+#include <nccl.h>
+static void test_nccl() { // one rank: collectives are copies; more are refused
+    Device<float> a(random_floats(100)), b(100);
+    ncclUniqueId id;
+    ncclComm_t c;
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRank(&c, 2, id, 0) == ncclInvalidUsage);
+    CHECK(ncclCommInitRank(&c, 1, id, 0) == ncclSuccess);
+    CHECK(ncclReduceScatter(a.p, b.p, 100, ncclFloat, ncclSum, c, 0) == ncclSuccess && a.get() == b.get());
+    CHECK(ncclCommDestroy(c) == ncclSuccess);
+}
+#endif
+
+// ---- what the emulator costs: test_emu bench
+__global__ void empty(float *) {}
+__global__ void barriers(float *, int n) {
+    for (int i = 0; i < n; i++) __syncthreads();
+}
+__global__ void shuffles(float *x, int n) {
+    float v = x[threadIdx.x];
+    for (int i = 0; i < n; i++) v += __shfl_xor_sync(0xffffffffu, v, 1);
+    x[threadIdx.x] = v;
+}
+__global__ void tensor_cores(float *x, int n) {
+    __shared__ __align__(16) __nv_bfloat16 s[16][24];
+    if (threadIdx.x < 16)
+        for (int i = 0; i < 24; i++) s[threadIdx.x][i] = __float2bfloat16(0);
+    __syncthreads();
+    float d[4] = {0, 0, 0, 0};
+    uint32_t a[4], b[2] = {0, 0};
+    for (int i = 0; i < n; i++) {
+        ldmatrix4<false>(a, &s[threadIdx.x % 16][threadIdx.x % 32 / 16 * 8]);
+        for (int j = 0; j < 8; j++) mma16816<__nv_bfloat16>(d, a, b);
+    }
+    x[threadIdx.x] = d[0];
+}
+__global__ void copies(float *x, const float *y, int n) {
+    __shared__ __align__(16) float s[1024];
+    for (int i = 0; i < n; i++) {
+        copy_async<16>(s + threadIdx.x * 4, y + threadIdx.x * 4);
+        asm volatile("cp.async.wait_all;");
+    }
+    x[threadIdx.x] = s[threadIdx.x];
+}
+template <class F> static void measure(const char *what, double times, F f) { // processor time: the machine may be busy
+    f();
+    CUDA(cudaDeviceSynchronize());
+    clock_t start = clock();
+    f();
+    CUDA(cudaDeviceSynchronize());
+    printf("%8.1f ns per %s\n", (double)(clock() - start) / CLOCKS_PER_SEC * 1e9 / times, what);
+}
+static void bench() {
+    Device<float> x(std::vector<float>(4096, 1.0f)), y(std::vector<float>(4096, 1.0f));
+    measure("launch", 2e4, [&] { for (int i = 0; i < 20000; i++) empty<<<1, 1>>>(x.p); });
+    measure("block of 128 threads", 2e4, [&] { empty<<<20000, 128>>>(x.p); });
+    measure("thread", 4e6, [&] { empty<<<4000, 1000>>>(x.p); });
+    measure("thread and barrier", 256e4, [&] { barriers<<<1, 256>>>(x.p, 10000); });
+    measure("thread and shuffle", 256e4, [&] { shuffles<<<1, 256>>>(x.p, 10000); });
+    measure("warp and mma.sync (with an eighth of an ldmatrix.x4)", 8 * 8e4,
+            [&] { tensor_cores<<<1, 256>>>(x.p, 10000); });
+    measure("thread and cp.async with its wait", 256e4, [&] { copies<<<1, 256>>>(x.p, y.p, 10000); });
+}
+
+// ---- the list. In each build and environment named, a sound case (words: null) must end well; a broken one must not,
+// and say the words.
 enum { FAST = 1, ASAN = 2, TRACE = 4, ALL = 7 };
-static const struct Case { const char *name; void (*run)(); int builds; const char *environment, *words; } CASES[] = {
+static const struct Case { const char *name; void (*run)(); int builds; const char *environment, *words;
+} CASES[] = {
     {"launches and indices", test_launch, ALL, "", NULL},
     {"launch errors", test_launch_errors, ALL, "", NULL},
     {"warp operations", test_warp, ALL, "", NULL},
@@ -966,7 +1097,8 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"wgmma at once, random threads", test_wgmma, FAST | TRACE, "EMU_ASYNC=early EMU_ORDER=random:3", NULL},
     {"wgmma, random threads, some at once", test_wgmma, FAST | TRACE, "EMU_ASYNC=random EMU_ORDER=random:4", NULL},
     {"a ring of buffers", test_ring, ALL, "", NULL},
-    {"a ring of buffers, random threads and landings", test_ring, FAST | TRACE, "EMU_ORDER=random:5 EMU_ASYNC=random", NULL},
+    {"a ring of buffers, random threads and landings", test_ring, FAST | TRACE, "EMU_ORDER=random:5 EMU_ASYNC=random",
+     NULL},
     {"streams", test_streams, ALL, "", NULL},
     {"streams, lazy", test_streams, FAST, "EMU_STREAM=lazy", NULL},
     {"streams, memory protected", test_streams, FAST, "EMU_PROTECT=1", NULL},
@@ -975,6 +1107,7 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"warp operations, random threads", test_warp, FAST, "EMU_ORDER=random:8", NULL},
     {"cp.async, random threads and landings", test_cp_async, FAST, "EMU_ORDER=random:9 EMU_ASYNC=random", NULL},
 #ifdef EMU // a GPU would hang, or say nothing
+    {"NCCL for one rank", test_nccl, FAST, "", NULL},
     {"caught: a mask that leaves out its caller", broken_mask, FAST, "", "does not name lane"},
     {"caught: a shuffle that half the warp skips", broken_shuffle, FAST, "", "deadlock"},
     {"caught: missing barrier, NaN", broken_missing_barrier, FAST, "", "NaN in the output"},
@@ -997,9 +1130,11 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"caught: dynamic shared memory, past the end", broken_dynamic, ASAN, "", "use-after-poison"},
     {"caught: uninitialised shared memory", broken_uninitialised, FAST, "", "NaN in the output"},
     {"caught: global memory, past the end", broken_global, FAST, "", "past the end of an allocation"},
-    {"caught: global memory, past the end", broken_global, ASAN, "", "kernel past_end, block (0,0,0) of (1,1,1), thread (100,0,0)"},
+    {"caught: global memory, past the end", broken_global, ASAN, "",
+     "kernel past_end, block (0,0,0) of (1,1,1), thread (100,0,0)"},
     {"caught: a misaligned vector", broken_misaligned, ASAN, "", "misaligned address"},
-    {"caught: the host reads device memory", broken_host_access, FAST, "EMU_PROTECT=1", "host code touches device memory"},
+    {"caught: the host reads device memory", broken_host_access, FAST, "EMU_PROTECT=1",
+     "host code touches device memory"},
     {"caught: an unknown instruction", broken_ptx, FAST, "", "fma.rn.f32"},
     {"caught: an instruction newer than the chip", broken_ptx, FAST, "EMU_CHIP=sm_80", "fma.rn.f32"},
     {"caught: mma.sync in half a warp", broken_mma, FAST, "", "wait in a warp-wide operation"},
@@ -1019,7 +1154,8 @@ static const struct Case { const char *name; void (*run)(); int builds; const ch
     {"caught: wgmma by three warps", broken_wgmma_warps, FAST, "", "for other warps to begin"},
     {"caught: wgmma, no fence.proxy.async", broken_wgmma_proxy, TRACE, "", "without fence.proxy.async"},
     {"caught: wgmma on an older chip", broken_wgmma_proxy, FAST, "EMU_CHIP=sm_80", "needs a newer chip"},
-    {"caught: a stream that does not wait for another", broken_streams, FAST, "EMU_STREAM=lazy", "h[i] == 42 is not so"},
+    {"caught: a stream that does not wait for another", broken_streams, FAST, "EMU_STREAM=lazy",
+     "h[i] == 42 is not so"},
     {"caught: the host does not wait for a copy", broken_host_read, FAST, "EMU_STREAM=lazy", "h[0] == 41 is not so"},
 #endif
 };
@@ -1033,6 +1169,7 @@ static int build_mode() {
 #endif
 }
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "bench")) return bench(), 0;
     if (argc > 1) {
         CASES[atoi(argv[1])].run();
 #ifdef EMU
@@ -1052,7 +1189,9 @@ int main(int argc, char **argv) {
         int status = pclose(f);
         bool ok = c.words ? status != 0 && output.find(c.words) != std::string::npos : status == 0;
         printf("%s %d - %s\n", ok ? "ok" : "not ok", i + 1, c.name);
-        if (!ok) printf("status %d, expected %s%s\n%s\n", status, c.words ? "the words: " : "success", c.words ? c.words : "", output.c_str());
+        if (!ok)
+            printf("status %d, expected %s%s\n%s\n", status, c.words ? "the words: " : "success",
+                   c.words ? c.words : "", output.c_str());
         failed += !ok;
         fflush(stdout);
     }

@@ -1,5 +1,6 @@
-// trace.cc - the race detector and the counters. In trace builds the kernels are compiled with g++'s instrumentation for
-// ThreadSanitizer and for coverage, but linked with the hooks below instead of its library: every load and store calls
+// trace.cc - the race detector and the counters. In trace builds the kernels are compiled with g++'s instrumentation
+// for ThreadSanitizer and for coverage, but linked with the hooks below instead of its library: every load and store
+// calls
 // __tsan_readN or __tsan_writeN, every basic block __sanitizer_cov_trace_pc. Blocks run one after another.
 #include "internal.h"
 #ifndef EMU_TRACE
@@ -50,9 +51,10 @@ static const Place &place(Pc pc) {
     return places[pc];
 }
 
-// ---- races. Happens-before between the warps of a block is kept in vector clocks: clocks[w][v] is the newest moment of
-// warp v that warp w is known to come after. Barriers join clocks. Within a warp, `syncs` counts __syncwarp and barriers;
-// lanes are ordered by nothing else. Each 4-byte word of memory remembers who wrote it last and two who have read it.
+// ---- races. Happens-before between the warps of a block is kept in vector clocks: clocks[w][v] is the newest moment
+// of warp v that warp w is known to come after. Barriers join clocks. Within a warp, `syncs` counts __syncwarp and
+// barriers; lanes are ordered by nothing else. Each 4-byte word of memory remembers who wrote it last and two who have
+// read it.
 struct Cell {
     uint32_t block, clock, sync; // serial number of the block; its warp's clock and syncs at the access
     uint16_t thread;             // WHOLE_WARP: ldmatrix, stmatrix
@@ -86,7 +88,8 @@ static Event event(const void *variable, size_t at) {
 }
 static int warp_of(uint16_t thread) { return (thread & ~WHOLE_WARP) / 32; }
 // Is an access (its thread, sync, clock) before a moment of the same block (its thread, sync, and its warp's clocks)?
-static bool before(uint16_t t, uint32_t sync, uint32_t clock, uint16_t later, uint32_t later_sync, const Clock &later_clocks) {
+static bool before(uint16_t t, uint32_t sync, uint32_t clock, uint16_t later, uint32_t later_sync,
+                   const Clock &later_clocks) {
     if (t == later && t < WHOLE_WARP) return true;
     int w = warp_of(t);
     return w == warp_of(later) && w < COPIES ? sync < later_sync : later_clocks.at[w] >= clock;
@@ -97,10 +100,13 @@ static bool released_to(const Cell &o, const Cell &n, const Clock &known) {
     for (const Event &e : r->second)
         if (before(o.thread, o.sync, o.clock, e.thread, e.sync, e.clocks))
             for (const Event &a : acquired)
-                if (a.variable == e.variable && a.at > e.at && before(a.thread, a.sync, a.clock, n.thread, n.sync, known)) return true;
+                if (a.variable == e.variable && a.at > e.at &&
+                    before(a.thread, a.sync, a.clock, n.thread, n.sync, known))
+                    return true;
     return false;
 }
-// Do two accesses conflict, and does the second not come after the first? `known`: what the second's warp knows of others.
+// Do two accesses conflict, and does the second not come after the first? `known`: what the second's warp knows of
+// others.
 static bool conflict(const Cell &o, const Cell &n, bool shared, const Clock &known) {
     if (o.block < first_serial || !(o.bytes & n.bytes) || (o.kind == READ && n.kind == READ)) return false;
     if (o.kind == ATOMIC && n.kind == ATOMIC) return false;
@@ -113,8 +119,8 @@ static void race(const Cell &o, const Cell &n, bool shared) {
     const Place &a = place(o.pc), &b = place(n.pc);
     bool blocks = o.block != n.block, warp = warp_of(o.thread) == warp_of(n.thread);
     races++;
-    fprintf(stderr, "emu: race in %s, %s memory: %s at %s:%d by ", kernel_name(engine->kernel->name).c_str(), shared ? "shared" : "global",
-            kinds[o.kind], a.file.c_str(), a.line);
+    fprintf(stderr, "emu: race in %s, %s memory: %s at %s:%d by ", kernel_name(engine->kernel->name).c_str(),
+            shared ? "shared" : "global", kinds[o.kind], a.file.c_str(), a.line);
     if (blocks) fprintf(stderr, "block %u, ", o.block - first_serial);
     fprintf(stderr, "thread %d; %s at %s:%d by ", o.thread & ~WHOLE_WARP, kinds[n.kind], b.file.c_str(), b.line);
     if (blocks) fprintf(stderr, "block %u, ", n.block - first_serial);
@@ -145,10 +151,11 @@ static void check_races(const char *p, size_t n, Cell c, const Clock &known, boo
 }
 static Cell cell(Pc pc, uint16_t thread, Access kind) {
     int w = warp_of(thread);
-    return {serial, w >= COPIES ? ticks[w] : clocks[w].at[w], syncs[w], thread, 0, (uint8_t)kind, w >= COPIES ? (uint16_t)0 : fences[cur->tid], pc};
+    return {serial,        w >= COPIES ? ticks[w] : clocks[w].at[w],     syncs[w], thread, 0,
+            (uint8_t)kind, w >= COPIES ? (uint16_t)0 : fences[cur->tid], pc};
 }
-// The asynchronous proxy (TMA stores, wgmma) sees what ordinary stores wrote only behind fence.proxy.async, by the thread that
-// wrote, or by one that comes after it and before the read.
+// The asynchronous proxy (TMA stores, wgmma) sees what ordinary stores wrote only behind fence.proxy.async, by the
+// thread that wrote, or by one that comes after it and before the read.
 static void check_proxy(Pc pc, const char *p, size_t n, const Clock &known) {
     for (const char *word = p; word < p + n; word += 4) {
         Cell &w = shadow((uintptr_t)word, true, false).write;
@@ -158,8 +165,10 @@ static void check_proxy(Pc pc, const char *p, size_t n, const Clock &known) {
             fenced |= f.second.at[warp_of(w.thread)] >= w.clock && known.at[f.first / 32] >= f.second.at[f.first / 32];
         if (fenced || !reported.insert({w.pc, pc}).second) continue;
         races++;
-        fprintf(stderr, "emu: race in %s: %s:%d writes what %s:%d reads asynchronously, without fence.proxy.async between\n",
-                kernel_name(engine->kernel->name).c_str(), place(w.pc).file.c_str(), place(w.pc).line, place(pc).file.c_str(), place(pc).line);
+        fprintf(stderr,
+                "emu: race in %s: %s:%d writes what %s:%d reads asynchronously, without fence.proxy.async between\n",
+                kernel_name(engine->kernel->name).c_str(), place(w.pc).file.c_str(), place(w.pc).line,
+                place(pc).file.c_str(), place(pc).line);
     }
 }
 
@@ -194,7 +203,8 @@ static void count_global(EmuLine &l, const Group &g, Kernelcount &k) {
     if (l.kind != 'r') k.c.written += moved;
     for (uintptr_t s : sectors) k.sectors[s] = 1;
 }
-// Shared memory has 32 banks of 4 bytes. A warp's request goes in parts of 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8 of
+// Shared memory has 32 banks of 4 bytes. A warp's request goes in parts of 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8
+// of
 // 16. A part takes as many passes as the busiest bank has different words.
 static void count_shared(EmuLine &l, const Group &g, Kernelcount &k) {
     int part = std::max(1, std::min(32, 128 / std::max(4, l.bytes)));
@@ -238,13 +248,16 @@ static void flush(int warp) {
     for (int lane = 0; lane < 32; lane++) records[warp * 32 + lane].clear();
 }
 
-// Arithmetic instructions of each basic block, from a disassembly of this very program: scalar operations count 1, fused
-// ones and calls of fmaf 2, calls of a mathematical function 1.
+// Arithmetic instructions of each basic block, from a disassembly of this very program: scalar operations count 1,
+// fused ones and calls of fmaf 2, calls of a mathematical function 1.
 static int flops_of(const char *op, const char *rest) {
-    static const char *names[] = {"addss", "subss", "mulss", "divss", "maxss", "minss", "sqrtss", "fadd", "fsub", "fmul", "fdiv", "fmax",
-                                  "fmin", "fmaxnm", "fminnm", "fsqrt"};
-    static const char *functions[] = {"expf", "exp2f", "logf", "log2f", "powf", "tanhf", "sinf", "cosf", "erff", "sqrtf", "fmaxf", "fminf"};
-    if (!strncmp(op, "vfm", 3) || !strncmp(op, "vfnm", 4) || !strcmp(op, "fmadd") || !strcmp(op, "fmsub") || strstr(rest, "<fmaf@")) return 2;
+    static const char *names[] = {"addss", "subss", "mulss", "divss", "maxss", "minss",  "sqrtss", "fadd",
+                                  "fsub",  "fmul",  "fdiv",  "fmax",  "fmin",  "fmaxnm", "fminnm", "fsqrt"};
+    static const char *functions[] = {"expf", "exp2f", "logf", "log2f", "powf",  "tanhf",
+                                      "sinf", "cosf",  "erff", "sqrtf", "fmaxf", "fminf"};
+    if (!strncmp(op, "vfm", 3) || !strncmp(op, "vfnm", 4) || !strcmp(op, "fmadd") || !strcmp(op, "fmsub") ||
+        strstr(rest, "<fmaf@"))
+        return 2;
     for (const char *n : names)
         if (!strcmp(op + (op[0] == 'v'), n)) return 1;
     for (const char *n : functions)
@@ -284,11 +297,13 @@ static void record(Pc pc, const void *address, size_t n, Access kind, bool warp 
     if (!shared && !global && !is_symbol(p)) return; // the thread's own
     if (shared) {
         size_t at = p - engine->window;
-        bool in = engine->dynamic_at && at >= engine->dynamic_at && at + n <= engine->dynamic_at + engine->launch.dynamic;
+        bool in =
+            engine->dynamic_at && at >= engine->dynamic_at && at + n <= engine->dynamic_at + engine->launch.dynamic;
         for (auto &s : engine->statics) in |= at >= s.first && at + n <= s.first + s.second;
         if (!in) fail("%s:%d: shared memory access out of bounds", place(pc).file.c_str(), place(pc).line);
     } else if (global && !in_allocation(p, n))
-        fail("%s:%d: global memory access out of bounds: %zu bytes at %p", place(pc).file.c_str(), place(pc).line, n, address);
+        fail("%s:%d: global memory access out of bounds: %zu bytes at %p", place(pc).file.c_str(), place(pc).line, n,
+             address);
     if (racing) {
         Cell c = cell(pc, (uint16_t)(warp ? WHOLE_WARP + cur->warp * 32 : cur->tid), kind);
         check_races(p, n, c, clocks[cur->warp], shared, global);
@@ -381,6 +396,9 @@ void trace_async(int who, void *pc, const void *address, size_t n, Access kind, 
     if (!racing || (!shared && !in_arena(p))) return;
     check_races(p, n, cell((Pc)pc, (uint16_t)(WHOLE_WARP + who * 32), kind), start, shared, !shared);
     if (shared && kind == READ) check_proxy((Pc)pc, p, n, start);
+    if (shared || !counting) return;
+    (kind == READ ? counted->c.read : counted->c.written) += (long)n;
+    counted->sectors[(uintptr_t)p / 32] = 1;
 }
 void trace_async_done(int who, Clock &into, const Clock &start) {
     Clock c = start;
@@ -461,17 +479,23 @@ void emu_report(const char *name) {
     for (auto &entry : counts) {
         if (name && entry.first != name && entry.first.substr(0, entry.first.find('<')) != name) continue;
         const EmuCount *c = emu_counts(entry.first.c_str());
-        printf("%s: %ld launches, %ld blocks, %ld threads, %ld block barriers\n", c->name, c->launches, c->blocks, c->threads, c->barriers);
-        printf("  global memory: %ld bytes read, %ld written; with a perfect cache %ld\n", c->read, c->written, c->needed);
-        printf("  arithmetic: %ld, tensor cores: %ld; %.1f of 32 lanes active; %ld bank conflicts\n", c->flops, c->mma_flops,
-               c->issued ? (double)c->active / (double)c->issued : 32.0, c->conflicts);
+        printf("%s: %ld launches, %ld blocks, %ld threads, %ld block barriers\n", c->name, c->launches, c->blocks,
+               c->threads, c->barriers);
+        printf("  global memory: %ld bytes read, %ld written; with a perfect cache %ld\n", c->read, c->written,
+               c->needed);
+        printf("  arithmetic: %ld, tensor cores: %ld; %.1f of 32 lanes active; %ld bank conflicts\n", c->flops,
+               c->mma_flops, c->issued ? (double)c->active / (double)c->issued : 32.0, c->conflicts);
         for (int i = 0; i < c->nlines; i++) {
             const EmuLine &l = c->lines[i];
             char where[200];
             snprintf(where, sizeof where, l.line == l.outer ? "%s:%d" : "%s:%d (in %d)", l.file, l.outer, l.line);
             double r = (double)l.requests;
-            printf("  %-28s %s %-6s %2d bytes %9ld requests %5.1f lanes  %6.2f %s (at best %.2f)\n", where, l.space == 'g' ? "global" : "shared",
-                   l.kind == 'r' ? "load" : l.kind == 'w' ? "store" : "atomic", l.bytes, l.requests, (double)l.lanes / r, (double)l.sectors / r,
+            printf("  %-28s %s %-6s %2d bytes %9ld requests %5.1f lanes  %6.2f %s (at best %.2f)\n", where,
+                   l.space == 'g' ? "global" : "shared",
+                   l.kind == 'r'   ? "load"
+                   : l.kind == 'w' ? "store"
+                                   : "atomic",
+                   l.bytes, l.requests, (double)l.lanes / r, (double)l.sectors / r,
                    l.space == 'g' ? "sectors" : "passes ", (double)l.ideal / r);
         }
     }

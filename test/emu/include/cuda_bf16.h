@@ -7,6 +7,10 @@ EMU_INLINE uint16_t to_bf16(float f) { // to nearest, ties to even
     return (u & 0x7fffffff) > 0x7f800000 ? 0x7fff : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 EMU_INLINE float from_bf16(uint16_t h) { return emu_bits<float>((uint32_t)h << 16); }
+#if defined(__F16C__) && defined(__FLT16_MANT_DIG__) // one instruction
+EMU_INLINE uint16_t to_f16(float f) { return f != f ? 0x7fff : emu_bits<uint16_t>((_Float16)f); }
+EMU_INLINE float from_f16(uint16_t h) { return (float)emu_bits<_Float16>(h); }
+#else
 EMU_INLINE uint16_t to_f16(float f) {
     uint32_t u = emu_bits<uint32_t>(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
     if (a > 0x7f800000) return 0x7fff;
@@ -20,6 +24,7 @@ EMU_INLINE float from_f16(uint16_t h) {
     if (e == 0) return emu_bits<float>(sign | emu_bits<uint32_t>((float)m * 0x1p-24f));
     return emu_bits<float>(sign | (e == 31 ? 0x7f800000 : (e + 112) << 23) | m << 13);
 }
+#endif
 } // namespace emu
 #define EMU_METHOD __attribute__((always_inline))
 #define EMU_HALF(T, T2, RAW, to, from) \

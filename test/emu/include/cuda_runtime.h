@@ -66,7 +66,8 @@ const char *cudaGetErrorString(cudaError_t e), *cudaGetErrorName(cudaError_t e);
 // ---- host API: devices
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin, reservedSharedMemPerBlock;
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin;
+    size_t reservedSharedMemPerBlock;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerMultiProcessor, maxThreadsPerBlock, maxThreadsDim[3],
         maxGridSize[3], regsPerBlock, regsPerMultiprocessor, l2CacheSize, persistingL2CacheMaxSize, concurrentKernels,
         asyncEngineCount, unifiedAddressing, maxBlocksPerMultiProcessor, memoryBusWidth, pciBusID, pciDeviceID,
@@ -89,7 +90,8 @@ enum cudaMemcpyKind {
     cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
-enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8 };
+enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
+enum { cudaHostRegisterReadOnly = 8 };
 cudaError_t cudaMalloc(void **p, size_t n), cudaFree(void *p), cudaFreeHost(void *p), cudaHostUnregister(void *p);
 cudaError_t cudaMallocAsync(void **p, size_t n, cudaStream_t s), cudaFreeAsync(void *p, cudaStream_t s);
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags), cudaMallocHost(void **p, size_t n, unsigned flags = 0);
@@ -100,9 +102,15 @@ cudaError_t cudaMemcpy2DAsync(void *d, size_t dpitch, const void *s, size_t spit
                               cudaMemcpyKind k, cudaStream_t st = 0);
 cudaError_t cudaMemset(void *d, int v, size_t n), cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t st = 0);
 template <class T> cudaError_t cudaMalloc(T **p, size_t n) { return cudaMalloc((void **)p, n); }
-template <class T> cudaError_t cudaMallocAsync(T **p, size_t n, cudaStream_t s) { return cudaMallocAsync((void **)p, n, s); }
-template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags) { return cudaHostAlloc((void **)p, n, flags); }
-template <class T> cudaError_t cudaMallocHost(T **p, size_t n, unsigned flags = 0) { return cudaMallocHost((void **)p, n, flags); }
+template <class T> cudaError_t cudaMallocAsync(T **p, size_t n, cudaStream_t s) {
+    return cudaMallocAsync((void **)p, n, s);
+}
+template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags) {
+    return cudaHostAlloc((void **)p, n, flags);
+}
+template <class T> cudaError_t cudaMallocHost(T **p, size_t n, unsigned flags = 0) {
+    return cudaMallocHost((void **)p, n, flags);
+}
 template <class T> cudaError_t cudaGetSymbolAddress(void **p, T &symbol) { *p = (void *)&symbol; return cudaSuccess; }
 template <class T> cudaError_t cudaMemcpyToSymbol(T &symbol, const void *s, size_t n, size_t offset = 0,
                                                   cudaMemcpyKind k = cudaMemcpyHostToDevice) {
@@ -125,13 +133,16 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t s), cudaStreamSynchronize(cudaStream_t s), cudaStreamQuery(cudaStream_t s);
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags = 0);
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *data);
-cudaError_t cudaEventCreate(cudaEvent_t *e, unsigned flags = 0), cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
+cudaError_t cudaEventCreate(cudaEvent_t *e, unsigned flags = 0),
+    cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e), cudaEventRecord(cudaEvent_t e, cudaStream_t s = 0);
 cudaError_t cudaEventSynchronize(cudaEvent_t e), cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b);
 
 // ---- host API: kernels
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 enum { cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100, cudaSharedmemCarveoutMaxL1 = 0 };
 struct cudaFuncAttributes {
     size_t sharedSizeBytes, constSizeBytes, localSizeBytes;

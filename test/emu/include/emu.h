@@ -119,7 +119,8 @@ template <class T> T shuffle(const char *site, int mode, unsigned mask, T v, int
 }
 uint32_t vote(const char *site, unsigned mask, bool predicate); // ballot
 uint32_t match_any(const char *site, unsigned mask, uint64_t v);
-uint32_t reduce(const char *site, unsigned mask, int op, uint32_t v); // '+', 'm'in, 'M'ax (signed), 'n', 'N' (unsigned), '&', '|', '^'
+uint32_t reduce(const char *site, unsigned mask, int op,
+                uint32_t v); // '+', 'm'in, 'M'ax (signed), 'n', 'N' (unsigned), '&', '|', '^'
 void syncwarp(const char *site, unsigned mask = 0xffffffffu);
 uint32_t active_mask();
 void pause(const char *site); // lets other threads run

@@ -13,18 +13,35 @@ typedef enum {
 } ncclResult_t;
 typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
 typedef enum {
-    ncclInt8 = 0, ncclChar = 0, ncclUint8 = 1, ncclInt32 = 2, ncclInt = 2, ncclUint32 = 3, ncclInt64 = 4, ncclUint64 = 5,
-    ncclFloat16 = 6, ncclHalf = 6, ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8, ncclDouble = 8, ncclBfloat16 = 9
+    ncclInt8 = 0,
+    ncclChar = 0,
+    ncclUint8 = 1,
+    ncclInt32 = 2,
+    ncclInt = 2,
+    ncclUint32 = 3,
+    ncclInt64 = 4,
+    ncclUint64 = 5,
+    ncclFloat16 = 6,
+    ncclHalf = 6,
+    ncclFloat32 = 7,
+    ncclFloat = 7,
+    ncclFloat64 = 8,
+    ncclDouble = 8,
+    ncclBfloat16 = 9
 } ncclDataType_t;
 ncclResult_t ncclGetVersion(int *version), ncclGetUniqueId(ncclUniqueId *id), ncclGroupStart(), ncclGroupEnd();
 ncclResult_t ncclCommInitRank(ncclComm_t *c, int n, ncclUniqueId id, int rank);
-ncclResult_t ncclCommDestroy(ncclComm_t c), ncclCommAbort(ncclComm_t c), ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *e);
+ncclResult_t ncclCommDestroy(ncclComm_t c), ncclCommAbort(ncclComm_t c),
+    ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *e);
 ncclResult_t ncclCommCount(const ncclComm_t c, int *n), ncclCommUserRank(const ncclComm_t c, int *r);
 const char *ncclGetErrorString(ncclResult_t r), *ncclGetLastError(ncclComm_t c);
-ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t st);
-ncclResult_t ncclReduceScatter(const void *s, void *r, size_t nrecv, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t st);
+ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                           cudaStream_t st);
+ncclResult_t ncclReduceScatter(const void *s, void *r, size_t nrecv, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c,
+                               cudaStream_t st);
 ncclResult_t ncclAllGather(const void *s, void *r, size_t nsend, ncclDataType_t t, ncclComm_t c, cudaStream_t st);
 ncclResult_t ncclBroadcast(const void *s, void *r, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t st);
-ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t st);
+ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t op, int root, ncclComm_t c,
+                        cudaStream_t st);
 ncclResult_t ncclSend(const void *s, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t st);
 ncclResult_t ncclRecv(void *r, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t st);
