@@ -157,8 +157,8 @@ __device__ __forceinline__ void mma<f16>(float (&d)[4], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Hopper only (sm_90a). A barrier lies in shared memory; a phase ends when `arrivals` threads have arrived and the bytes
-// expected are there. Phases have parity 0, 1, 0, ...; on a new barrier barrier_wait(b, 1) returns at once.
+// Hopper only (sm_90a). A barrier lies in shared memory; a phase ends when `arrivals` threads have arrived and the
+// bytes expected are there. Phases have parity 0, 1, 0, ...; on a new barrier barrier_wait(b, 1) returns at once.
 __device__ __forceinline__ void barrier_init(uint32_t b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
 }
@@ -187,9 +187,9 @@ template <int N> __device__ __forceinline__ void registers_less() {
 template <int N> __device__ __forceinline__ void registers_more() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* d[64, 64 S] = (add ? d : 0) + a[64,16] b[16, 64 S] of a warpgroup, begun here and done after wgmma_wait; a and b are
-   matrix descriptors, DOWN as in [5.2]. A warp has 16 rows; its d[s] are columns 64 s .. 64 s + 63, 8 times what mma's d
-   is. Between wgmma_fence and wgmma_wait nobody may touch d. */
+/* d[64, 64 S] = (add ? d : 0) + a[64,16] b[16, 64 S] of a warpgroup, begun here and done after wgmma_wait; a and b
+   are matrix descriptors, DOWN as in [5.2]. A warp has 16 rows; its d[s] are columns 64 s .. 64 s + 63, 8 times what
+   mma's d is. Between wgmma_fence and wgmma_wait nobody may touch d. */
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void wgmma_wait() { // all groups are done but the LEFT latest
