@@ -313,7 +313,9 @@ template <class F, class... Tensors> void with_width(SftType type, int64_t C, F 
 
    Floor: 2 M N K flop against 2 (M K + N K + M N) bytes in bf16. At 312 Tflop/s and 2 TB/s (A100) flops take
    longer as soon as each of M, N and K exceeds about 470: large products are bound by arithmetic, few rows by
-   memory. */
+   memory. Registers below are ptxas's for sm_80 to sm_90a, banks and sectors test/emu's (gated by
+   test/ladder/matmul.cu, which also climbs from the formula to matmul_tensor in five steps); speeds on a GPU
+   are still to be measured. */
 constexpr int TILE = 128;        // a block's outputs are TILE x TILE
 constexpr int SPLIT = 216;       // blocks that fill a GPU: two for each of an A100's 108 multiprocessors
 constexpr int SPLIT_DEPTH = 256; // the least k that is worth a block of its own
