@@ -3656,6 +3656,54 @@ SFT__INLINE SftVec sft__add_pairs(SftVec sum, SftVec a, SftVec b) { return (void
 SFT__INLINE SftVec sft__spread(const float *a) { return (SftVec){0} + *a; }
 #endif
 
+// A CPU with AMX multiplies bf16 by tiles: sums[16][16] += rows[16][16 slots] columns[16 slots][16] is one instruction,
+// and a register tile of 2 x 2 of them takes SFT__AMX rows. A strip of a then lies as [slot / 16][row][16 slots].
+// The operating system must be asked before a process may use the tiles; if it refuses, pairs do.
+#if defined(__AMX_BF16__) && defined(__linux__)
+enum { SFT__AMX = 32 };
+static bool sft__amx(void) {
+    static int granted = -1;
+    if (granted < 0) granted = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
+    return granted;
+}
+static void sft__amx_begin(void) { // in each thread, before its first tile: 8 tiles of 16 rows of 64 bytes
+    struct { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
+    _tile_loadconfig(&shape);
+}
+static void sft__amx_end(void) { _tile_release(); }
+// tile[32][32] (+)= strip a, laid out as above, times strip b[slots][32]; slots are a multiple of 16.
+static void sft__amx_tile(float *tile, const float *a, const float *b, int64_t slots, bool add) {
+    __asm__ volatile("" ::: "memory"); // strips are written: gcc's tile loads do not say that they read memory
+#define SFT__SQUARES(X) X(0, tile) X(1, tile + 16) X(2, tile + 512) X(3, tile + 528)
+#define X(i, at) if (add) _tile_loadd(i, at, 128); else _tile_zero(i);
+    SFT__SQUARES(X)
+#undef X
+    for (int64_t k = 0; k < slots; k += 16, a += 512, b += 512) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 128);
+        _tile_loadd(7, b + 16, 128);
+        _tile_loadd(5, a + 256, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+#define X(i, at) _tile_stored(i, at, 128);
+    SFT__SQUARES(X)
+#undef X
+#undef SFT__SQUARES
+}
+#else
+enum { SFT__AMX = SFT__MR };
+static bool sft__amx(void) { return false; }
+static void sft__amx_begin(void) {}
+static void sft__amx_end(void) {}
+static void sft__amx_tile(float *tile, const float *a, const float *b, int64_t slots, bool add) { // never called
+    (void)tile, (void)a, (void)b, (void)slots, (void)add;
+}
+#endif
+
 // tile[MR][NR] (+)= the product of strip a[depth][MR] and strip b[depth][NR]. Every loop over the sums must be
 // unrolled: one that stays a loop indexes them in memory, and the kernel runs at a tenth of its speed.
 SFT__INLINE void sft__tile_of(float *tile, const float *a, const float *b, int64_t depth, bool pairs, bool add) {
@@ -3772,6 +3820,31 @@ SFT__INLINE void sft__pack(float *dst, int W, SftMat m, int64_t first, int n, in
     }
 }
 
+// A strip of a for tiles: dst[slot / 16][SFT__AMX][16 slots], the same rows and numbers; what is missing is zero.
+static void sft__pack_tiles(float *dst, SftMat m, int64_t first, int n, int64_t k0, int64_t kc) {
+    for (int64_t k = 0; k < kc; k += 32, dst += SFT__AMX * 16) {
+        const int deep = (int)SFT_MIN(32, kc - k);
+        if (deep < 32 || n < SFT__AMX) memset(dst, 0, SFT__AMX * 64);
+        if (m.col == 1) {
+            const uint16_t *src = (const uint16_t *)m.data + first * m.row + k0 + k;
+            for (int i = 0; i < n; i++) {
+                __builtin_prefetch(src + i * m.row + 128);
+                if (deep == 32) memcpy(dst + i * 16, src + i * m.row, 64);
+                else memcpy(dst + i * 16, src + i * m.row, (size_t)deep * 2);
+            }
+        } else {
+            float strip[16 * SFT__AMX] = {0};
+            sft__pack(strip, SFT__AMX, m, first, n, k0 + k, deep, true);
+            for (int i = 0; i < SFT__AMX; i += SFT__VL) for (int j = 0; j < 16; j += SFT__VL) {
+                SftVec r[SFT__VL];
+                for (int q = 0; q < SFT__VL; q++) r[q] = *(const SftVecAt *)(strip + (j + q) * SFT__AMX + i);
+                sft__transpose(r);
+                for (int q = 0; q < SFT__VL; q++) *(SftVecAt *)(dst + (i + q) * 16 + j) = r[q];
+            }
+        }
+    }
+}
+
 typedef struct { // out[M,N] = epilogue(a b^T): forward act(sum + bias), backward sum * act'(pre); then + residual
     SftMat a, b;
     int64_t M, N, K;
@@ -3810,54 +3883,81 @@ static void sft__finish(const SftGemm *g, float *tile, int64_t i0, int64_t j0, i
 }
 
 typedef struct { // a step of the product: rows ib .. ib+mb, columns jb .. jb+nb, depth k0 .. k0+kc
-    int64_t ib, mb, jb, nb, k0, kc, slots;
+    int64_t ib, mb, jb, nb, k0, kc, slots, mr; // mr: rows of a strip of a
     float *a, *part; // packed strips of a; sums of the depths before (NULL if there is one depth)
-    bool pairs;
+    bool pairs, tiles;
 } SftGemmStep;
 
 // Columns j .. j+n of a step: packs their strip of b, then multiplies it with every strip of a.
 static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, int64_t j, int64_t n) {
     sft__pack(b, SFT__NR, g->b, j, (int)n, s->k0, s->kc, s->pairs);
-    for (int64_t i = 0; i < s->mb; i += SFT__MR) {
-        float local[SFT__MR * SFT__NR] __attribute__((aligned(64)));
-        float *tile = s->part ? s->part + (j - s->jb) * sft__round_up(s->mb, SFT__MR) + i * SFT__NR : local;
-        const int64_t m = SFT_MIN(SFT__MR, s->mb - i);
+    for (int64_t k = (s->kc + 1) / 2; s->tiles && k < s->slots; k++) memset(b + k * SFT__NR, 0, SFT__NR * 4);
+    for (int64_t i = 0; i < s->mb; i += s->mr) {
+        float local[SFT__AMX * SFT__NR] __attribute__((aligned(64)));
+        float *tile = s->part ? s->part + (j - s->jb) * sft__round_up(s->mb, s->mr) + i * SFT__NR : local;
+        const int64_t m = SFT_MIN(s->mr, s->mb - i);
         const bool last = s->k0 + s->kc == g->K;
         for (int64_t r = 0; r < m && last; r++) // once the sums are there, so is the memory they go to
             for (int64_t e = 0; e < n; e += 16) __builtin_prefetch(sft__at(g->out, (s->ib + i + r) * g->N + j + e), 1);
-        sft__tile(tile, s->a + i * s->slots, b, s->slots, s->pairs, s->k0 > 0);
+        if (s->tiles) sft__amx_tile(tile, s->a + i * s->slots, b, s->slots, s->k0 > 0);
+        else sft__tile(tile, s->a + i * s->slots, b, s->slots, s->pairs, s->k0 > 0);
         if (last) sft__finish(g, tile, s->ib + i, j, m, n);
     }
 }
 
+// A step, by all threads of a team together; b is this thread's strip.
+static void sft__gemm_step(const SftGemm *g, const SftGemmStep *s, float *b) {
+    if (s->jb == 0 || s->part) { // a's strips serve every block of columns
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < s->mb; i += s->mr) {
+            const int n = (int)SFT_MIN(s->mr, s->mb - i);
+            if (s->tiles) sft__pack_tiles(s->a + i * s->slots, g->a, s->ib + i, n, s->k0, s->kc);
+            else sft__pack(s->a + i * s->slots, SFT__MR, g->a, s->ib + i, n, s->k0, s->kc, s->pairs);
+        }
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t j = 0; j < s->nb; j += SFT__NR)
+        sft__gemm_columns(g, s, b, s->jb + j, SFT_MIN(SFT__NR, s->nb - j));
+}
+
 static void sft__gemm(SftCtx *c, const SftGemm *g) {
-    const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16;
+    const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16, tiles = pairs && sft__amx();
     const int64_t most = pairs ? 2 * SFT__DEPTH : SFT__DEPTH, depths = (g->K + most - 1) / most;
-    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 16);      // of about the same size
-    const int64_t mb = SFT_MIN(sft__round_up(g->M, SFT__MR), SFT__ROW_BLOCK / SFT__MR * SFT__MR);
+    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 32);      // of about the same size
+    const int64_t mr = tiles ? SFT__AMX : SFT__MR;
+    const int64_t mb = SFT_MIN(sft__round_up(g->M, mr), SFT__ROW_BLOCK / mr * mr);
     const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
-    const int64_t strip = SFT_MIN(g->K, most); // slots of a row of a strip, at most
+    const int64_t strip = sft__round_up(SFT_MIN(g->K, most), 16); // slots of a row of a strip, at most
     size_t mark = c->work->used;
     float *a = sft__floats(c, mb * strip), *b = sft__floats(c, sft__threads() * SFT__NR * strip);
     float *sums = sft__floats(c, mb * nb), *part = depths > 1 ? sums : NULL; // one plan for all K
     sft_give_back(c->work, mark);
     if (sft_planning(c) || g->M * g->N == 0) return;
 #pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)
-    for (int64_t ib = 0; ib < g->M; ib += mb)
-        for (int64_t jb = 0; jb < g->N; jb += nb)
-            for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
-                const int64_t kc = SFT_MIN(depth, g->K - k0);
-                const SftGemmStep s = {ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, kc,
-                                       pairs ? (kc + 1) / 2 : kc, a, part, pairs};
-                if (jb == 0 || part) { // a's strips serve every block of columns
-#pragma omp for schedule(dynamic)
-                    for (int64_t i = 0; i < s.mb; i += SFT__MR)
-                        sft__pack(a + i * s.slots, SFT__MR, g->a, ib + i, SFT_MIN(SFT__MR, s.mb - i), k0, kc, pairs);
+    {
+        if (tiles) sft__amx_begin();
+        for (int64_t ib = 0; ib < g->M; ib += mb)
+            for (int64_t jb = 0; jb < g->N; jb += nb)
+                for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
+                    const int64_t kc = SFT_MIN(depth, g->K - k0), pair = (kc + 1) / 2;
+                    const SftGemmStep s = {ib,
+                                           SFT_MIN(mb, g->M - ib),
+                                           jb,
+                                           SFT_MIN(nb, g->N - jb),
+                                           k0,
+                                           kc,
+                                           tiles   ? sft__round_up(pair, 16)
+                                           : pairs ? pair
+                                                   : kc,
+                                           mr,
+                                           a,
+                                           part,
+                                           pairs,
+                                           tiles};
+                    sft__gemm_step(g, &s, b + sft__thread() * SFT__NR * strip);
                 }
-#pragma omp for schedule(dynamic)
-                for (int64_t j = 0; j < s.nb; j += SFT__NR)
-                    sft__gemm_columns(g, &s, b + sft__thread() * SFT__NR * strip, jb + j, SFT_MIN(SFT__NR, s.nb - j));
-            }
+        if (tiles) sft__amx_end();
+    }
 }
 
 // A row or few (generation): w is read once, where it lies. Sums are taken in SFT__VL * 4 lanes.

@@ -242,8 +242,8 @@ int main(int argc, char **argv) {
     sft_arena_open(&work, "workspace", (size_t)256 << 20);
     stream_x = tensor(SFT_F32, 16 << 20, 1, 1, 1), stream_y = tensor(SFT_F32, 16 << 20, 1, 1, 1);
     if (!as_json)
-        printf("%d threads, vectors of %d floats, register tile %d x %d, bf16 pairs %s\n", sft__threads(), SFT__VL,
-               SFT__MR, SFT__NR, SFT__PAIRS ? "yes" : "no");
+        printf("%d threads, vectors of %d floats, register tile %d x %d, bf16 by %s\n", sft__threads(), SFT__VL,
+               SFT__MR, SFT__NR, sft__amx() ? "tiles (AMX)" : SFT__PAIRS ? "pairs" : "widening");
     for (int type = 0; type <= (int)SFT_BF16; type++)
         training_step((SftType)type, 4, 64), training_step((SftType)type, 4, 256);
     for (int type = 0; type <= (int)SFT_BF16; type++) {
