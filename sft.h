@@ -3923,7 +3923,7 @@ static void sft__gemm_step(const SftGemm *g, const SftGemmStep *s, float *b) {
 static void sft__gemm(SftCtx *c, const SftGemm *g) {
     const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16, tiles = pairs && sft__amx();
     const int64_t most = pairs ? 2 * SFT__DEPTH : SFT__DEPTH, depths = (g->K + most - 1) / most;
-    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 32);      // of about the same size
+    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 16);      // of about the same size
     const int64_t mr = tiles ? SFT__AMX : SFT__MR;
     const int64_t mb = SFT_MIN(sft__round_up(g->M, mr), SFT__ROW_BLOCK / mr * mr);
     const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
