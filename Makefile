@@ -83,7 +83,7 @@ $(BUILD)/fuzz_%: test/fuzz_%.c tokenizer.c sft.h test/fuzz.h Makefile
 	$(CLANG) -std=gnu11 -g -O1 -w -DSFT_NO_OPENMP -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $< tokenizer.c -o $@ $(LIBS)
 
 # CUDA on the CPU: any X.cu becomes $(BUILD)/emu_MODE/X.o; with $(BUILD)/emu_MODE/emu.a and EMU_LINK_MODE it is a program.
-EMU = $(CXX) -std=gnu++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -D__CUDACC__ -include cuda_runtime.h -Itest/emu/include
+EMU = $(CXX) -std=gnu++17 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -Wno-unused-parameter -D__CUDACC__ -include cuda_runtime.h -Itest/emu/include
 EMU_HEADERS = $(wildcard test/emu/include/*.h) Makefile
 define emu_mode # name, flags of kernels, flags of the engine, flags of the linker
 EMU_LINK_$(1) = $(4)
@@ -100,11 +100,19 @@ $(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$
 # A ladder, from an operation's formula to its kernel; it has its own test and its own bench.
 $(BUILD)/emu_$(1)_ladder_%: $(BUILD)/emu_$(1)/test/ladder/%.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $(LIBS) $$(EMU_LINK_$(1))
+# Kernels broken on purpose, which the detectors must catch.
+$(BUILD)/emu_$(1)/$(BUILD)/mutated.o: test/mutations.cc
+$(BUILD)/emu_$(1)_mutations: $(BUILD)/emu_$(1)/$(BUILD)/mutated.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
+	$$(CXX) $$^ -o $$@ $(LIBS) $$(EMU_LINK_$(1))
 endef
 $(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
 $(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
 $(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
+$(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
+	@mkdir -p $(BUILD)
+	perl $^ >$@.tmp && mv $@.tmp $@
 EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
+    $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
     $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))
 $(BUILD)/sft.o: sft.h Makefile
 	@mkdir -p $(BUILD)
