@@ -1593,6 +1593,7 @@ static void sft__config_deepspeed(SftParse *p) {
 // false as JSON writes them; what is no JSON of a kind that the option takes is a string.
 static json_t *sft__config_value(const SftOption *o, const char *text, const char *where) {
     json_error_t e;
+    if (o && !strcmp(o->standard, "NULL") && !strcmp(text, "null")) return json_null(); // unsets what the file sets
     bool json = !o || o->kind == SFT__JSON, word = o && o->kind == SFT__STR;
     json_t *v = word ? NULL : json_loads(text, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
     if (json && !v && (*text == '{' || *text == '[') && !sft_exists(text))
@@ -1621,7 +1622,7 @@ static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool 
     bool flag =
         !o || o->kind == SFT__BOOL || (json && sft__option_among(o->words, "boolean")); // may stand alone
     bool words = !o || !flag || (json && sft__option_among(o->words, "string"));
-    if (!value && next && (words || *next == '{' || sft__option_among("true|false", next)))
+    if (!value && next && (words || *next == '{' || sft__option_among("true|false|null", next)))
         value = next, i++;
     if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
     if (set) {
