@@ -97,6 +97,12 @@ $(BUILD)/emu_$(1)/emu.a: $$(patsubst test/emu/%.cc,$(BUILD)/emu_$(1)/%.o,$$(wild
 	$$(AR) rcs $$@ $$^
 $(BUILD)/emu_$(1)_test_emu: $(BUILD)/emu_$(1)/test/emu/test_emu.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $$(EMU_LINK_$(1))
+# test_ops.c, of sft_cuda
+$(BUILD)/emu_$(1)/test_ops.o: test/test_ops.c sft.h test/test.h Makefile
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) -Wno-clobbered $(if $(filter asan,$(1)),$(SANITIZE),-O2) -DSFT_TEST_CUDA -c $$< -o $$@
+$(BUILD)/emu_$(1)_test_ops: $(BUILD)/emu_$(1)/test_ops.o $(BUILD)/emu_$(1)/test/gpu.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
+	$$(CXX) $$^ -o $$@ $(LIBS) -lcmocka $$(EMU_LINK_$(1))
 # A ladder, from an operation's formula to its kernel; it has its own test and its own bench.
 $(BUILD)/emu_$(1)_ladder_%: $(BUILD)/emu_$(1)/test/ladder/%.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $(LIBS) $$(EMU_LINK_$(1))
@@ -112,7 +118,7 @@ $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 	@mkdir -p $(BUILD)
 	perl $^ >$@.tmp && mv $@.tmp $@
 EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
-    $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
+    $(BUILD)/emu_fast_test_ops $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
     $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))
 $(BUILD)/sft.o: sft.h Makefile
 	@mkdir -p $(BUILD)

@@ -107,6 +107,14 @@ template <int THREADS, class T> __device__ __forceinline__ T block_sum(T x) {
     __syncthreads();
     return warp_sum(lane() < THREADS / 32 ? part[lane()] : T(0));
 }
+template <int THREADS> __device__ __forceinline__ float block_max(float x) {
+    __shared__ float part[THREADS / 32];
+    x = warp_max(x);
+    __syncthreads();
+    if (lane() == 0) part[warp()] = x;
+    __syncthreads();
+    return warp_max(part[lane() % (THREADS / 32)]);
+}
 
 // [1.3] instructions without a name ------------------------------------------------------------------------------
 // Shared memory as PTX addresses it: an offset of 32 bits.
@@ -289,8 +297,41 @@ template <class F, class... Tensors> void with_width(SftType type, int64_t C, F 
    fit no tile, under AddressSanitizer, in several orders of threads.
    Usual pitfall: int overflow. Elements of a tensor are counted in int64_t; V * N exceeds 2^31. */
 
-// An op that is not written yet says so when it is called.
-#define UNWRITTEN(op) template <class... A> void op(A...) { sft_die(SFT_BROKEN, "sft_cuda has no " #op " yet"); }
+// [5.1] threads, rows, blocks ------------------------------------------------------------------------------------
+const SftTensor absent = {};
+int64_t width(SftTensor t) { return t.dim[1] * t.dim[2]; } // numbers from a line to the next
+size_t bytes_of(SftType type) { return type == SFT_F32 ? 4 : 2; }
+template <int N> using Int = std::integral_constant<int, N>;
+
+// Ends the program unless all of these that are there have the type of the first.
+template <class... Tensors> void one_type(const char *op, SftTensor first, Tensors... others) {
+    for (const SftTensor &t : {others...})
+        if (t.data && t.type != first.type)
+            sft_die(SFT_BROKEN, "%s on a GPU: %s and %s, expected one type", op, sft_type_name(first.type),
+                    sft_type_name(t.type));
+}
+
+/* add_lines: out[C] += the lines of parts[n][C]: what the blocks of a kernel have summed, in the order of the blocks. A
+   block has 32 columns; a warp adds every 8th line, and the warps' sums are added in order. Reads parts once, from L2
+   where it has just been written. */
+__global__ void __launch_bounds__(256) add_lines_kernel(float *out, const float *parts, int n, int64_t C) {
+    __shared__ float sum[8][32];
+    const int64_t j = (int64_t)blockIdx.x * 32 + lane();
+    float s = 0, total = 0;
+    if (j < C)
+#pragma unroll 4
+        for (int i = warp(); i < n; i += 8) s += parts[i * C + j];
+    sum[warp()][lane()] = s;
+    __syncthreads();
+    if (warp() || j >= C) return;
+#pragma unroll
+    for (int k = 0; k < 8; k++) total += sum[k][lane()];
+    out[j] += total;
+}
+void add_lines(SftCtx *c, SftTensor out, const float *parts, unsigned n, int64_t C) {
+    add_lines_kernel<<<blocks(C, 32), 256, 0, stream(c)>>>((float *)out.data, parts, (int)n, C);
+    LAUNCHED("add_lines");
+}
 
 // [5.2] matmul ---------------------------------------------------------------------------------------------------
 /* The three products are one: out(i,j) = epilogue(sum over k of a(i,k) b(j,k)), out[M,N], with
@@ -767,8 +808,8 @@ template <class T, int ROWS> __global__ void __launch_bounds__(128, 3) matmul_fe
 }
 
 /* matmul_bias: dbias += column sums of dy[N,O]. A block has 128 columns, a quad per lane, and 256 rows, every
-   8th a warp's; its sums, warps in order, are a line of parts[N / 256][O], and matmul_bias_add adds the lines
-   in order. Reads dy once. */
+   8th a warp's; its sums, warps in order, are a line of parts[N / 256][O], which add_lines adds up. Reads dy
+   once. */
 constexpr int BIAS_ROWS = 256;
 template <class T> __global__ void __launch_bounds__(256)
 matmul_bias(float *parts, const T *dy, int64_t ld, int rows, int columns, bool quads) {
@@ -789,14 +830,6 @@ matmul_bias(float *parts, const T *dy, int64_t ld, int rows, int columns, bool q
     for (int w = 0; w < 8; w++) total += all[w][threadIdx.x];
     parts[(int64_t)blockIdx.y * columns + column] = total;
 }
-__global__ void __launch_bounds__(256) matmul_bias_add(float *dbias, const float *parts, int n, int columns) {
-    const int64_t j = thread();
-    if (j >= columns) return;
-    float total = 0;
-    for (int s = 0; s < n; s++) total += parts[(int64_t)s * columns + j];
-    dbias[j] += total;
-}
-
 template <class T> void multiply_few(SftCtx *c, const Product &p) {
     const unsigned grid = blocks(p.N, 8);
     if (p.M == 1) matmul_few<T, 1><<<grid, 128, 0, stream(c)>>>(p);
@@ -892,15 +925,10 @@ template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType 
     });
 }
 
-const SftTensor absent = {};
-int64_t width(SftTensor t) { return t.dim[1] * t.dim[2]; } // numbers from a line to the next
 // What the three have in common. An absent tensor is aligned.
 Product product(SftTensor out, SftTensor a, SftTensor b, SftTensor pre, SftTensor bias, SftTensor residual,
                 SftAct act) {
-    for (SftTensor t : {b, pre, bias})
-        if (t.data && t.type != a.type)
-            sft_die(SFT_BROKEN, "matmul on a GPU: %s and %s, expected one type", sft_type_name(a.type),
-                    sft_type_name(t.type));
+    one_type("matmul", a, b, pre, bias);
     Product p = {};
     p.a = a.data, p.b = b.data, p.out = out.data, p.pre = pre.data, p.bias = bias.data, p.residual = residual.data;
     p.lda = width(a), p.ldb = width(b), p.ld = width(out), p.act = act, p.f32 = out.type == SFT_F32;
@@ -935,28 +963,461 @@ void matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, S
         matmul_bias<T><<<grid, 256, 0, stream(c)>>>(parts, (const T *)dy.data, p.lda, p.K, p.M, p.aligned);
         LAUNCHED("matmul_bias");
     });
-    matmul_bias_add<<<blocks(p.M, 256), 256, 0, stream(c)>>>((float *)dbias.data, parts, (int)n, p.M);
-    LAUNCHED("matmul_bias_add");
+    add_lines(c, dbias, parts, n, p.M);
 }
 
 // [5.3] embedding, rows ------------------------------------------------------------------------------------------
-UNWRITTEN(embedding_forward)
-UNWRITTEN(embedding_backward)
-UNWRITTEN(gather_rows)
-UNWRITTEN(scatter_rows)
-UNWRITTEN(zero)
-UNWRITTEN(convert)
+/* rows_kernel: y[i] = x[index[i]] (+ more[also[i]]), zeros where index[i] < 0. Warp per row of C numbers, 2 packs of 16
+   bytes per lane and input before the first is used. Reads and writes every number once, the floor; rows begin anywhere
+   in memory, but they are whole sectors. */
+template <class T, int W>
+__global__ void __launch_bounds__(256) rows_kernel(T *y, const T *x, const T *more, const int32_t *index,
+                                                   const int32_t *also, int64_t N, int64_t C) {
+    const int64_t i = thread() / 32;
+    if (i >= N) return;
+    const int64_t from = index[i];
+    x += from * C, y += i * C;
+    if (more) more += also[i] * C;
+    for (int64_t j0 = lane() * W; j0 < C; j0 += 2 * 32 * W) {
+        float a[2][W] = {}, b[2][W] = {};
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const int64_t j = j0 + u * 32 * W;
+            if (j < C && from >= 0) load(a[u], x + j);
+            if (j < C && more) load(b[u], more + j);
+        }
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const int64_t j = j0 + u * 32 * W;
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                if (more) a[u][e] += b[u][e];
+            if (j < C) store(y + j, a[u]);
+        }
+    }
+}
+void embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTensor wpe, const int32_t *ids, const int32_t *pos) {
+    const int64_t N = x.dim[0], C = width(x);
+    if (sft_planning(c) || !N) return;
+    one_type("embedding_forward", x, wte, wpe);
+    with_width(x.type, C, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        rows_kernel<T, decltype(w)::value><<<blocks(N, 8), 256, 0, stream(c)>>>(
+            (T *)x.data, (const T *)wte.data, (const T *)wpe.data, ids, pos, N, C);
+        LAUNCHED("rows");
+    }, x, wte, wpe);
+}
+
+/* The tokens that share a row of dwte are added to it in their order, by one warp: no atomics, and the bits of the CPU.
+   For that they are sorted by id, and those of one id by their place. The place of token i is the number of tokens that
+   come before it, so a sort without any communication is to count them:
+       sort_count    thread per token and slice of 1024 tokens: how many of the slice come before it. N^2 comparisons of
+                     numbers in shared memory, all lanes of the same one: 2 instructions each, 0.02 ms for 8192 tokens
+                     on an A100, 1 ms for 65536 (a radix sort would win beyond). Integer atomics add up the slices.
+       sort_place    thread per token: to its place
+       rows_add      warp per place and 128 columns: where an id begins, it takes the row of dwte and adds all of the
+                     id's tokens, 32 places at a look, 4 rows in flight. Reads dx once, and reads and writes once the
+                     rows of dwte that are met: the floor.
+   Tried on paper: a chain from each token to the next of its id. Each step of it waits for the one before. */
+constexpr int SLICE = 1024;
+__global__ void __launch_bounds__(256) sort_count(int *place, const int32_t *ids, int N) {
+    __shared__ __align__(16) int32_t slice[SLICE];
+    const int i = (int)thread(), first = blockIdx.y * SLICE;
+    for (int k = threadIdx.x; k < SLICE; k += 256) slice[k] = first + k < N ? ids[first + k] : INT32_MAX;
+    __syncthreads();
+    if (i >= N) return;
+    const int id = ids[i];
+    int before = 0;
+#pragma unroll 8
+    for (int k = 0; k < SLICE; k++) before += slice[k] < id + (first + k < i);
+    atomicAdd(place + i, before);
+}
+__global__ void __launch_bounds__(256) sort_place(int2 *sorted, const int *place, const int32_t *ids, int N) {
+    const int i = (int)thread();
+    if (i < N) sorted[place[i]] = make_int2(ids[i], i);
+}
+template <class T, int W>
+__global__ void __launch_bounds__(256) rows_add(float *dw, const T *dx, const int2 *sorted, int N, int64_t C) {
+    int at = (int)(thread() / 32);
+    if (at >= N) return;
+    const int id = sorted[at].x;
+    if (at && sorted[at - 1].x == id) return; // not the first of its id
+    const int64_t j = ((int64_t)blockIdx.y * 32 + lane()) * W;
+    const bool mine = j < C;
+    float sum[W] = {};
+    if (mine) load(sum, dw + id * C + j);
+    for (bool more = true; more; at += 32) {
+        const int2 token = at + lane() < N ? sorted[at + lane()] : make_int2(-1, 0);
+        const unsigned others = ~__ballot_sync(~0u, token.x == id);
+        const int n = others ? __ffs((int)others) - 1 : 32; // tokens of this id among these 32
+        more = n == 32;
+        for (int k = 0; k < n; k += 4) {
+            float x[4][W];
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                const int64_t row = __shfl_sync(~0u, token.y, (k + u) & 31);
+                if (mine && k + u < n) load(x[u], dx + row * C + j);
+            }
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+#pragma unroll
+                for (int e = 0; e < W; e++)
+                    if (k + u < n) sum[e] += x[u][e];
+        }
+    }
+    if (mine) store(dw + id * C + j, sum);
+}
+// dw[ids[i]] += dx[i]
+void add_rows(SftCtx *c, SftTensor dw, SftTensor dx, const int32_t *ids) {
+    const int64_t N = dx.dim[0], C = width(dx);
+    const size_t mark = c->work->used;
+    int *place = (int *)sft_take(c->work, (size_t)N * sizeof(int));
+    int2 *sorted = (int2 *)sft_take(c->work, (size_t)N * sizeof(int2));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !N) return;
+    const int n = (int)N;
+    CHECK(cudaMemsetAsync(place, 0, (size_t)N * sizeof(int), stream(c)));
+    sort_count<<<dim3(blocks(N, 256), blocks(N, SLICE)), 256, 0, stream(c)>>>(place, ids, n);
+    LAUNCHED("sort_count");
+    sort_place<<<blocks(N, 256), 256, 0, stream(c)>>>(sorted, place, ids, n);
+    LAUNCHED("sort_place");
+    with_width(dx.type, C, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        constexpr int W = SFT_MIN(decltype(w)::value, 4); // 16 bytes of dw
+        const dim3 grid(blocks(N, 8), blocks(C, 32 * W));
+        rows_add<T, W><<<grid, 256, 0, stream(c)>>>((float *)dw.data, (const T *)dx.data, sorted, n, C);
+        LAUNCHED("rows_add");
+    }, dx, dw);
+}
+void embedding_backward(SftCtx *c, SftTensor dwte, SftTensor dwpe, SftTensor dx, const int32_t *ids,
+                        const int32_t *pos) {
+    add_rows(c, dwte, dx, ids);
+    if (dwpe.data) add_rows(c, dwpe, dx, pos);
+}
+
+void gather_rows(SftCtx *c, SftTensor y, SftTensor x, const int32_t *index) {
+    embedding_forward(c, y, x, absent, index, NULL);
+}
+
+/* scatter_rows writes dx once, the floor: which row of dy a row of dx is, or none, is found first (scatter_index), and
+   rows_kernel then gathers. To zero dx and then write the rows would move up to half as much again. */
+__global__ void __launch_bounds__(256) scatter_index(int32_t *from, const int32_t *index, int64_t n) {
+    if (thread() < n) from[index[thread()]] = (int32_t)thread();
+}
+void scatter_rows(SftCtx *c, SftTensor dx, SftTensor dy, const int32_t *index) {
+    const int64_t N = dx.dim[0], n = dy.dim[0];
+    const size_t mark = c->work->used;
+    int32_t *from = (int32_t *)sft_take(c->work, (size_t)N * sizeof(int32_t));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !N) return;
+    CHECK(cudaMemsetAsync(from, 0xff, (size_t)N * sizeof(int32_t), stream(c))); // -1
+    if (n) {
+        scatter_index<<<blocks(n, 256), 256, 0, stream(c)>>>(from, index, n);
+        LAUNCHED("scatter_index");
+    }
+    gather_rows(c, dx, dy, from);
+}
+
+void zero(SftCtx *c, SftTensor x) {
+    if (sft_planning(c) || !sft_size(x)) return;
+    CHECK(cudaMemsetAsync(x.data, 0, (size_t)sft_size(x) * bytes_of(x.type), stream(c)));
+}
+
+/* convert: thread per 4 times W numbers, 256 W apart, so that 4 loads are in flight; W numbers are 16 bytes of the
+   wider of the two types. Reads and writes once. */
+template <class To, class From, int W>
+__global__ void __launch_bounds__(256) convert_kernel(To *y, const From *x, int64_t n) {
+    const int64_t i = ((int64_t)blockIdx.x * 1024 + threadIdx.x) * W;
+    float v[4][W];
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (i + u * 256 * W < n) load(v[u], x + i + u * 256 * W);
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        if (i + u * 256 * W < n) store(y + i + u * 256 * W, v[u]);
+}
+void convert(SftCtx *c, SftTensor y, SftTensor x) {
+    const int64_t n = sft_size(y);
+    if (sft_planning(c) || !n) return;
+    with_type(y.type, [&](auto to) {
+        with_width(x.type, n, [&](auto from, auto w) {
+            typedef decltype(to) To;
+            typedef decltype(from) From;
+            constexpr int W = SFT_MIN(decltype(w)::value, wide<To>);
+            convert_kernel<To, From, W>
+                <<<blocks(n, 1024 * W), 256, 0, stream(c)>>>((To *)y.data, (const From *)x.data, n);
+            LAUNCHED("convert");
+        }, x, y);
+    });
+}
 
 // [5.4] norms ----------------------------------------------------------------------------------------------------
-UNWRITTEN(layernorm_forward)
-UNWRITTEN(layernorm_backward)
-UNWRITTEN(rmsnorm_forward)
-UNWRITTEN(rmsnorm_backward)
+/* A row is the work of G threads; it stays in their registers, as PER packs of W numbers each, from its only read to
+   its only write. By the length of the row:
+       G =   8, PER = 2   up to  128 numbers (fp32: 64): heads; a warp has 4 rows
+       G =  32, PER = 4   up to 1024 (512)
+       G = 256, PER = 4   up to 8192 (4096)
+       G = 256, PER = 0   any, and rows that do not begin on 16 bytes: read again for every sum; they are in the caches
+   Floor: x read and y written, and 4 or 8 bytes of statistics a row; the weights are read by every row, from L1.
+
+   Backward also adds up dw and db over the rows. A block has a fixed share of the rows, `step` of them; a thread keeps
+   the sums of its columns in registers through all of its rows, the groups of the block add theirs in order through
+   shared memory, and add_lines adds the blocks' lines in order. So dy, x and dres are read once and dx is written once;
+   the lines add 16 bytes for each column and at least NORM_ROWS rows (8 without db), and stay in L2. Rows and gradients
+   are kept as they are stored, 16 bytes in 4 registers, and widened for each of the two passes: half the registers of
+   floats, so that two blocks fit and one loads while the other adds. */
+template <int G, class T> __device__ __forceinline__ T group_sum(T x) { // over the G threads of a row
+    if constexpr (G > 32) return block_sum<G>(x);
+#pragma unroll
+    for (int k = SFT_MIN(G, 32) / 2; k; k >>= 1) x += __shfl_xor_sync(~0u, x, k);
+    return x;
+}
+// f(p, j) for the thread's packs of a row of C numbers: the p-th begins at column j.
+template <int W, int G, int PER, class F> __device__ __forceinline__ void each_pack(int64_t C, F f) {
+    const int t = threadIdx.x % G;
+    if constexpr (PER == 0) {
+        for (int64_t j = t * W; j < C; j += G * W) f(0, j);
+    } else {
+#pragma unroll
+        for (int p = 0; p < PER; p++)
+            if ((p * G + t) * W < C) f(p, (int64_t)(p * G + t) * W);
+    }
+}
+// f(T(), W, G, PER), as integral constants, for rows of C numbers that lie as these tensors do.
+template <class F, class... Tensors> void with_row(SftType type, int64_t C, F f, Tensors... tensors) {
+    with_width(type, C, [&](auto t, auto w) {
+        constexpr int W = decltype(w)::value;
+        if constexpr (W == 1) return f(t, w, Int<256>(), Int<0>());
+        else if (C <= 16 * W) f(t, w, Int<8>(), Int<2>());
+        else if (C <= 128 * W) f(t, w, Int<32>(), Int<4>());
+        else if (C <= 1024 * W) f(t, w, Int<256>(), Int<4>());
+        else f(t, w, Int<256>(), Int<0>());
+    }, tensors...);
+}
+
+template <class T, int W, int G, int PER, bool CENTRED>
+__global__ void __launch_bounds__(256) norm_kernel(T *y, float *stat, const T *x, const T *w, const T *b, int64_t rows,
+                                                   int64_t C, float eps) {
+    const int64_t row = thread() / G, n = row < rows ? C : 0; // of a row that does not exist, nothing
+    x += row * C, y += row * C;
+    Pack<T, W> kept[SFT_MAX(PER, 1)];
+    auto fetch = [&](int p, int64_t j) { kept[p] = *(const Pack<T, W> *)(x + j); };
+    if (PER) each_pack<W, G, PER>(n, fetch);
+    float mean = 0, square = 0;
+    if (CENTRED) {
+        each_pack<W, G, PER>(n, [&](int p, int64_t j) {
+            if (!PER) fetch(p, j);
+#pragma unroll
+            for (int e = 0; e < W; e++) mean += to_float(kept[p].v[e]);
+        });
+        mean = group_sum<G>(mean) / (float)C;
+    }
+    each_pack<W, G, PER>(n, [&](int p, int64_t j) {
+        if (!PER) fetch(p, j);
+#pragma unroll
+        for (int e = 0; e < W; e++) square += (to_float(kept[p].v[e]) - mean) * (to_float(kept[p].v[e]) - mean);
+    });
+    const float rstd = 1.0f / sqrtf(group_sum<G>(square) / (float)C + eps);
+    each_pack<W, G, PER>(n, [&](int p, int64_t j) {
+        if (!PER) fetch(p, j);
+        float out[W], weight[W], bias[W] = {};
+        load(weight, w + j);
+        if (CENTRED && b) load(bias, b + j);
+#pragma unroll
+        for (int e = 0; e < W; e++) out[e] = (to_float(kept[p].v[e]) - mean) * rstd * weight[e] + bias[e];
+        store(y + j, out);
+    });
+    if (threadIdx.x % G || row >= rows) return;
+    if (CENTRED) ((float2 *)stat)[row] = make_float2(mean, rstd);
+    else stat[row] = rstd;
+}
+template <bool CENTRED>
+void norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps) {
+    const int64_t C = sft_size(w), rows = C ? sft_size(x) / C : 0;
+    if (sft_planning(c) || !rows) return;
+    one_type("norm_forward", y, x, w, b);
+    with_row(x.type, C, [&](auto t, auto pack, auto g, auto per) {
+        typedef decltype(t) T;
+        constexpr int W = decltype(pack)::value, G = decltype(g)::value, PER = decltype(per)::value;
+        norm_kernel<T, W, G, PER, CENTRED><<<blocks(rows, 256 / G), 256, 0, stream(c)>>>(
+            (T *)y.data, (float *)stat.data, (const T *)x.data, (const T *)w.data, (const T *)b.data, rows, C, eps);
+        LAUNCHED("norm");
+    }, y, x, w, b);
+}
+void layernorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps) {
+    norm_forward<true>(c, y, stat, x, w, b, eps);
+}
+void rmsnorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, float eps) {
+    norm_forward<false>(c, y, stat, x, w, absent, eps);
+}
+
+constexpr int NORM_BLOCKS = 256, NORM_ROWS = 16; // blocks at most; rows of a block at least
+template <class T, int W, int G, int PER, bool CENTRED>
+__global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, float *lines_b, const T *dres,
+                                                        const T *dy, const T *x, const T *w, const float *stat,
+                                                        int64_t rows, int64_t C, int64_t step) {
+    constexpr int P = SFT_MAX(PER, 1), GROUPS = 256 / G;
+    const int64_t first = blockIdx.x * step, end = SFT_MIN(rows, first + step);
+    const int group = threadIdx.x / G;
+    lines_w += blockIdx.x * C, lines_b += blockIdx.x * C;
+    Pack<T, W> xs[P], dys[P], ws[P];
+    float sum_w[P][W] = {}, sum_b[P][W] = {};
+    if (PER) each_pack<W, G, PER>(C, [&](int p, int64_t j) { ws[p] = *(const Pack<T, W> *)(w + j); });
+    for (int64_t row0 = first; row0 < end; row0 += GROUPS) {
+        const int64_t row = row0 + group, n = row < end ? C : 0;
+        auto fetch = [&](int p, int64_t j) {
+            xs[p] = *(const Pack<T, W> *)(x + row * C + j), dys[p] = *(const Pack<T, W> *)(dy + row * C + j);
+            if (!PER) ws[p] = *(const Pack<T, W> *)(w + j);
+        };
+        if (PER) each_pack<W, G, PER>(n, fetch);
+        float mean = 0, rstd = 0, g1 = 0, g2 = 0;
+        if (n && CENTRED) mean = stat[2 * row], rstd = stat[2 * row + 1];
+        if (n && !CENTRED) rstd = stat[row];
+        each_pack<W, G, PER>(n, [&](int p, int64_t j) {
+            if (!PER) fetch(p, j);
+            if (!PER && row0 > first) load(sum_w[0], lines_w + j), load(sum_b[0], lines_b + j);
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const float u = (to_float(xs[p].v[e]) - mean) * rstd, d = to_float(dys[p].v[e]);
+                const float g = d * to_float(ws[p].v[e]);
+                sum_w[p][e] += d * u, g2 += g * u;
+                if (CENTRED) sum_b[p][e] += d, g1 += g;
+            }
+            if (!PER) {
+                store(lines_w + j, sum_w[0]), store(lines_b + j, sum_b[0]);
+#pragma unroll
+                for (int e = 0; e < W; e++) sum_w[0][e] = sum_b[0][e] = 0;
+            }
+        });
+        if (CENTRED) g1 = group_sum<G>(g1) / (float)C;
+        g2 = group_sum<G>(g2) / (float)C;
+        each_pack<W, G, PER>(n, [&](int p, int64_t j) {
+            if (!PER) fetch(p, j);
+            float out[W] = {};
+            if (dres) load(out, dres + row * C + j);
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const float u = (to_float(xs[p].v[e]) - mean) * rstd, g = to_float(dys[p].v[e]) * to_float(ws[p].v[e]);
+                out[e] += rstd * (g - g1 - u * g2);
+            }
+            store(dx + row * C + j, out);
+        });
+    }
+    if constexpr (PER > 0) { // the block's lines: its groups, in order
+        __shared__ __align__(16) float all[GROUPS][G * PER * W];
+        for (int which = 0; which <= CENTRED; which++) {
+            __syncthreads();
+            each_pack<W, G, PER>(C, [&](int p, int64_t j) { store(&all[group][j], which ? sum_b[p] : sum_w[p]); });
+            __syncthreads();
+            for (int64_t j = threadIdx.x; j < C; j += 256) {
+                float total = 0;
+#pragma unroll
+                for (int k = 0; k < GROUPS; k++) total += all[k][j];
+                (which ? lines_b : lines_w)[j] = total;
+            }
+        }
+    }
+}
+template <bool CENTRED>
+void norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x,
+                   SftTensor w, SftTensor stat) {
+    const int64_t C = sft_size(w), rows = C ? sft_size(dy) / C : 0;
+    const int64_t step = SFT_MAX(NORM_ROWS, (rows + NORM_BLOCKS - 1) / NORM_BLOCKS);
+    const int64_t most = SFT_MIN(NORM_BLOCKS, (rows + NORM_ROWS - 1) / NORM_ROWS); // blocks, but it only grows
+    const size_t mark = c->work->used;
+    float *lines = (float *)sft_take(c->work, (size_t)(2 * most * C) * sizeof(float));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !rows) return;
+    one_type("norm_backward", dx, dres, dy, x, w);
+    const unsigned n = blocks(rows, step);
+    with_row(x.type, C, [&](auto t, auto pack, auto g, auto per) {
+        typedef decltype(t) T;
+        constexpr int W = decltype(pack)::value, G = decltype(g)::value, PER = decltype(per)::value;
+        norm_grad_kernel<T, W, G, PER, CENTRED><<<n, 256, 0, stream(c)>>>(
+            (T *)dx.data, lines, lines + n * C, (const T *)dres.data, (const T *)dy.data, (const T *)x.data,
+            (const T *)w.data, (const float *)stat.data, rows, C, step);
+        LAUNCHED("norm_grad");
+    }, dx, dres, dy, x, w);
+    add_lines(c, dw, lines, n, C);
+    if (CENTRED && db.data) add_lines(c, db, lines + n * C, n, C);
+}
+void layernorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTensor dres, SftTensor dy, SftTensor x,
+                        SftTensor w, SftTensor stat) {
+    norm_backward<true>(c, dx, dw, db, dres, dy, x, w, stat);
+}
+void rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w,
+                      SftTensor stat) {
+    norm_backward<false>(c, dx, dw, absent, dres, dy, x, w, stat);
+}
 
 // [5.5] rotary positions -----------------------------------------------------------------------------------------
-UNWRITTEN(rope_table)
-UNWRITTEN(rope_forward)
-UNWRITTEN(rope_backward)
+/* rope_table: thread per number j < D/2 and 16 tokens. The frequency takes a power in double, hundreds of instructions,
+   so it is made once for the 16 tokens, and again only where dynamic scaling meets another document. Writes N D floats
+   once a step: nothing beside the rest. */
+constexpr int ROPE_TOKENS = 16;
+__global__ void rope_table_kernel(float *table, SftArch a, const int32_t *pos, const int32_t *begin,
+                                  const int32_t *end, int64_t N) {
+    const int64_t half = a.D / 2, j = threadIdx.x, first = (int64_t)blockIdx.x * ROPE_TOKENS;
+    const float scale = sft_rope_scale(&a);
+    float frequency = 0;
+    int64_t length = -1;
+    for (int64_t i = first; j < half && i < SFT_MIN(N, first + ROPE_TOKENS); i++) {
+        const int64_t n = end[i] - begin[i];
+        if (length < 0 || (a.rope == SFT_ROPE_DYNAMIC && n != length)) frequency = sft_rope_frequency(&a, j, n);
+        length = n;
+        const float angle = (float)pos[i] * frequency;
+        table[i * a.D + j] = cosf(angle) * scale, table[i * a.D + half + j] = sinf(angle) * scale;
+    }
+}
+void rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin,
+                const int32_t *end) {
+    const int64_t N = table.dim[0];
+    if (sft_planning(c) || !N) return;
+    const unsigned lanes = (unsigned)(a->D / 2 + 31) / 32 * 32;
+    rope_table_kernel<<<blocks(N, ROPE_TOKENS), lanes, 0, stream(c)>>>((float *)table.data, *a, pos, begin, end, N);
+    LAUNCHED("rope_table");
+}
+
+/* rope: in place. A thread has W numbers of the first half of a head and the W of the second that turn with them, of
+   every 4th head of a token: it reads the token's cosines and sines once and keeps them. Moves x twice, the floor, and
+   the table 4 times (by the 4 threads of each pair; the others find it in L1), 8 D bytes a token against 2 H D. */
+constexpr int ROPE_SHARE = 4;
+template <class T, int W>
+__global__ void __launch_bounds__(256) rope_kernel(T *x, const float *table, int64_t N, int64_t H, int64_t D,
+                                                   float sign) {
+    const int64_t half = D / 2, packs = half / W, rest = thread() / packs, j = thread() % packs * W;
+    const int64_t i = rest / ROPE_SHARE;
+    if (i >= N) return;
+    float cosine[W], sine[W];
+    load(cosine, table + i * D + j), load(sine, table + i * D + half + j);
+#pragma unroll
+    for (int e = 0; e < W; e++) sine[e] *= sign;
+#pragma unroll 2
+    for (int64_t h = rest % ROPE_SHARE; h < H; h += ROPE_SHARE) {
+        T *at = x + (i * H + h) * D + j;
+        float a[W], b[W];
+        load(a, at), load(b, at + half);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            const float p = a[e], q = b[e];
+            a[e] = p * cosine[e] - q * sine[e], b[e] = q * cosine[e] + p * sine[e];
+        }
+        store(at, a), store(at + half, b);
+    }
+}
+void rope(SftCtx *c, SftTensor x, SftTensor table, float sign) {
+    const int64_t N = x.dim[0], H = x.dim[1], D = x.dim[2];
+    if (sft_planning(c) || !N) return;
+    with_width(x.type, D / 2, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        constexpr int W = SFT_MIN(decltype(w)::value, 4); // 16 bytes of the table
+        const unsigned grid = blocks(N * ROPE_SHARE * (D / 2 / W), 256);
+        rope_kernel<T, W><<<grid, 256, 0, stream(c)>>>((T *)x.data, (const float *)table.data, N, H, D, sign);
+        LAUNCHED("rope");
+    }, x, table);
+}
+void rope_forward(SftCtx *c, SftTensor x, SftTensor table) { rope(c, x, table, 1); }
+void rope_backward(SftCtx *c, SftTensor dx, SftTensor table) { rope(c, dx, table, -1); }
 
 // [5.6] attention ------------------------------------------------------------------------------------------------
 /* No T x T matrix: a block of threads owns some rows (queries; or keys, for dk and dv), keeps them and their
@@ -1698,10 +2159,175 @@ void swiglu_forward(SftCtx *c, SftTensor y, SftTensor gate, SftTensor up) {
         LAUNCHED("swiglu_forward");
     }, y, gate, up);
 }
-UNWRITTEN(swiglu_backward)
-UNWRITTEN(cross_entropy)
-UNWRITTEN(sums)
-UNWRITTEN(adamw)
+/* swiglu_backward: the same, 5 numbers per output. Each thread reads all that it overwrites before it writes, so dgate
+   may be gate and dup may be up. */
+template <class T, int W>
+__global__ void __launch_bounds__(256) swiglu_grad_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up,
+                                                          int64_t n) {
+    const int64_t i = thread() * W;
+    if (i >= n) return;
+    float d[W], g[W], u[W];
+    load(d, dy + i), load(g, gate + i), load(u, up + i);
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        const float x = g[k];
+        g[k] = d[k] * u[k] * sft_silu_grad(x), u[k] = d[k] * sft_silu(x);
+    }
+    store(dgate + i, g), store(dup + i, u);
+}
+void swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, SftTensor gate, SftTensor up) {
+    const int64_t n = sft_size(dy);
+    if (sft_planning(c) || !n) return;
+    one_type("swiglu_backward", dgate, dup, dy, gate, up);
+    with_width(dy.type, n, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        constexpr int W = decltype(w)::value;
+        const T *d = (const T *)dy.data, *g = (const T *)gate.data, *u = (const T *)up.data;
+        swiglu_grad_kernel<T, W><<<blocks(n, 256 * W), 256, 0, stream(c)>>>((T *)dgate.data, (T *)dup.data, d, g, u, n);
+        LAUNCHED("swiglu_backward");
+    }, dgate, dup, dy, gate, up);
+}
+
+/* cross_entropy: block per row. One pass for maximum and sum together (Milakov, Gimelshein 2018: the sum is rescaled
+   where the maximum grows, once per 4 packs), one for the gradient. The second pass reads the row again: at most 4 V
+   bytes moved by DRAM for the 2 bytes read and 2 written of a logit in bf16 if the row is still in L2, else 6. That is
+   why a block has 1024 threads, so that few rows are on the way at once: 132 rows of 152,000 numbers are 40 MB.
+   Rows from the last to the first: the matmul that made the logits ended with the last, and the one that follows begins
+   with the first. */
+template <class T, int W>
+__global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *logits, const int32_t *target, int64_t V,
+                                                             int64_t Vp, float scale) {
+    constexpr int U = 4, STEP = 1024 * W;
+    const int64_t row = gridDim.x - 1 - blockIdx.x;
+    const int label = target[row];
+    T *x = logits + row * Vp;
+    float most = -1e30f, sum = 0, v[U][W];
+    // U packs from column j0 on; of columns that are none, minus infinity
+    auto fetch = [&](int64_t j0) {
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (j0 + u * STEP < V) load(v[u], x + j0 + u * STEP);
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                if (j0 + u * STEP + e >= V) v[u][e] = -INFINITY;
+    };
+    if (label >= 0)
+        for (int64_t j0 = threadIdx.x * W; j0 < V; j0 += U * STEP) {
+            fetch(j0);
+            float m = most;
+#pragma unroll
+            for (int k = 0; k < U * W; k++) m = fmaxf(m, v[k / W][k % W]);
+            sum *= sft_exp(most - m), most = m;
+#pragma unroll
+            for (int k = 0; k < U * W; k++) sum += sft_exp(v[k / W][k % W] - m);
+        }
+    const float correct = label >= 0 && threadIdx.x == 0 ? to_float(x[label]) : 0; // before it is overwritten
+    const float all = block_max<1024>(most);
+    const float lse = all + logf(block_sum<1024>(sum * sft_exp(most - all)));
+    if (threadIdx.x == 0) loss[row] = label >= 0 ? lse - correct : 0;
+    if (scale == 0) return;
+    for (int64_t j0 = threadIdx.x * W; j0 < Vp; j0 += U * STEP) {
+        if (label >= 0) fetch(j0);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const int64_t j = j0 + u * STEP + e;
+                v[u][e] = label >= 0 && j < V ? (sft_exp(v[u][e] - lse) - (j == label ? 1.0f : 0.0f)) * scale : 0;
+            }
+            if (j0 + u * STEP < Vp) store(x + j0 + u * STEP, v[u]);
+        }
+    }
+}
+void cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V, float scale) {
+    const int64_t N = logits.dim[0], Vp = width(logits);
+    if (sft_planning(c) || !N) return;
+    with_width(logits.type, Vp, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        cross_entropy_kernel<T, decltype(w)::value><<<blocks(N, 1), 1024, 0, stream(c)>>>(
+            (float *)loss.data, (T *)logits.data, target, V, Vp, scale);
+        LAUNCHED("cross_entropy");
+    }, logits);
+}
+
+/* sums: block per SUMS numbers, 4 packs per thread in flight, sums in double; then one block adds the blocks' sums.
+   Both add in an order of constants. Reads x once. Doubles are 1/64 as fast as floats on a 4090: 2 operations a number
+   are then 1.3 TB/s of fp32, still more than its memory has. Infinity and NaN stay what they are in a sum. */
+constexpr int SUMS = 1 << 14;
+__device__ __forceinline__ void add_sums(double *sum, double s, double square, bool add) {
+    s = block_sum<256>(s), square = block_sum<256>(square);
+    if (threadIdx.x == 0) sum[0] = s + (add ? sum[0] : 0), sum[1] = square + (add ? sum[1] : 0);
+}
+template <class T, int W> __global__ void __launch_bounds__(256) sums_kernel(double *parts, const T *x, int64_t n) {
+    constexpr int U = 4, STEP = 256 * W;
+    const int64_t first = (int64_t)blockIdx.x * SUMS, end = SFT_MIN(n, first + SUMS);
+    double s = 0, square = 0;
+    for (int64_t i = first + threadIdx.x * W; i < end; i += U * STEP) {
+        float v[U][W] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (i + u * STEP < end) load(v[u], x + i + u * STEP);
+#pragma unroll
+        for (int k = 0; k < U * W; k++) {
+            const double d = v[k / W][k % W];
+            s += d, square += d * d;
+        }
+    }
+    add_sums(parts + 2 * blockIdx.x, s, square, false);
+}
+__global__ void __launch_bounds__(256) sums_add_kernel(double *sum, const double *parts, int64_t n) {
+    double s = 0, square = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < n; i += 256) s += parts[2 * i], square += parts[2 * i + 1];
+    add_sums(sum, s, square, true);
+}
+void sums(SftCtx *c, double *sum, SftTensor x) {
+    const int64_t n = sft_size(x);
+    const unsigned grid = blocks(n, SUMS);
+    const size_t mark = c->work->used;
+    double *parts = (double *)sft_take(c->work, (size_t)grid * 2 * sizeof(double));
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !n) return;
+    with_width(x.type, n, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        sums_kernel<T, decltype(w)::value><<<grid, 256, 0, stream(c)>>>(parts, (const T *)x.data, n);
+        LAUNCHED("sums");
+    }, x);
+    sums_add_kernel<<<1, 256, 0, stream(c)>>>(sum, parts, (int64_t)grid);
+    LAUNCHED("sums_add");
+}
+
+/* adamw: thread per 4 parameters. Reads weight, m, v and gradient and writes weight, m and v, 28 bytes a parameter, and
+   2 more for the 16-bit copy (T = float: there is none): the floor. Four loads are in flight. The factor is read on the
+   GPU, where clipping and unscaling put it. */
+template <class T, int W>
+__global__ void __launch_bounds__(256) adamw_kernel(T *weights, float *master, float *m, float *v, const float *grad,
+                                                    const float *factor, SftAdamFactors same, int64_t n) {
+    const int64_t i = thread() * W;
+    if (i >= n) return;
+    const float f = *factor;
+    float w[W], mi[W], vi[W], g[W];
+    load(w, master + i), load(mi, m + i), load(vi, v + i), load(g, grad + i);
+#pragma unroll
+    for (int e = 0; e < W; e++) sft_adamw(&w[e], &mi[e], &vi[e], g[e] * f, same);
+    store(master + i, w), store(m + i, mi), store(v + i, vi);
+    if (sizeof(T) == 2) store(weights + i, w);
+}
+void adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad,
+           const float *factor, SftAdam adam) {
+    const int64_t n = sft_size(master);
+    if (sft_planning(c) || !n) return;
+    const SftAdamFactors same = sft_adam_factors(adam);
+    with_width(weights.data ? weights.type : SFT_F32, n, [&](auto t, auto w) {
+        typedef decltype(t) T;
+        constexpr int W = SFT_MIN(decltype(w)::value, 4);
+        adamw_kernel<T, W><<<blocks(n, 256 * W), 256, 0, stream(c)>>>((T *)weights.data, (float *)master.data,
+            (float *)m.data, (float *)v.data, (const float *)grad.data, factor, same, n);
+        LAUNCHED("adamw");
+    }, weights, master, m, v, grad);
+}
 } // namespace
 
 const SftOps sft_cuda = {

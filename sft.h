@@ -586,8 +586,7 @@ typedef struct {
     uint64_t seed, step;      // key of this step's random numbers
 } SftCtx;
 static inline bool sft_planning(const SftCtx *c) { return c->work->base == NULL; }
-// correctN = 1 - betaN^t. Doubles: 1 - 0.999 in fp32 would be off by 5e-5 of itself, and PyTorch's is not.
-typedef struct { double lr, beta1, beta2, eps, decay, correct1, correct2; } SftAdam;
+typedef struct { double lr, beta1, beta2, eps, decay, correct1, correct2; } SftAdam; // correctN = 1 - betaN^t
 
 /* Scalar formulae that the CPU and the GPU share. They have no branches, so that a compiler turns a loop over them into
    vector code; the C library's expf and erff would stay calls. */
@@ -640,12 +639,50 @@ SFT_HD float sft_gelu_tanh_grad(float x) {
     float s = u < 0 ? e * r : r; // sigmoid(u); its derivative is e r^2 on both sides, without a difference
     return s + x * (e * r * r) * 1.59576912f * (1.0f + 0.134145f * x * x);
 }
-// AdamW (Loshchilov, Hutter 2019) of one parameter, in PyTorch's order: decay, moments, update; eps outside the root.
-SFT_HD void sft_adamw(float *w, float *m, float *v, float g, SftAdam a) {
-    *m = *m + (g - *m) * (float)(1 - a.beta1);
-    *v = *v * (float)a.beta2 + g * g * (float)(1 - a.beta2);
-    float denominator = sqrtf(*v) / (float)sqrt(a.correct2) + (float)a.eps;
-    *w = *w * (float)(1 - a.lr * a.decay) - (float)(a.lr / a.correct1) * (*m / denominator);
+// AdamW (Loshchilov, Hutter 2019) in PyTorch's order: decay, moments, update; eps outside the root. What is the same
+// for all parameters is computed once, in double (1 - 0.999 in fp32 would be off by 5e-5 of itself); then one
+// parameter.
+typedef struct { float keep, rate, new_m, keep_v, new_v, root, eps; } SftAdamFactors;
+static inline SftAdamFactors sft_adam_factors(SftAdam a) {
+    const SftAdamFactors f = {(float)(1 - a.lr * a.decay), (float)(a.lr / a.correct1), (float)(1 - a.beta1),
+                              (float)a.beta2, (float)(1 - a.beta2), (float)sqrt(a.correct2), (float)a.eps};
+    return f;
+}
+SFT_HD void sft_adamw(float *w, float *m, float *v, float g, SftAdamFactors f) {
+    *m = *m + (g - *m) * f.new_m;
+    *v = *v * f.keep_v + g * g * f.new_v;
+    *w = *w * f.keep - f.rate * (*m / (sqrtf(*v) / f.root + f.eps));
+}
+/* The angle per token by which numbers j and j + D/2 of a head are turned in a document of `length` tokens, and what
+   cosines and sines are multiplied with: see [5.5]. */
+SFT_HD float sft_rope_frequency(const SftArch *a, int64_t j, int64_t length) {
+    double D = (double)a->D, f = a->rope_factor, theta = a->rope_theta;
+    if (a->rope == SFT_ROPE_DYNAMIC) {
+        double most = (double)a->P, L = SFT_MAX((double)length, most);
+        theta *= pow(f * L / most - (f - 1), D / (D - 2));
+    }
+    double w = 1.0f / (float)pow(theta, (double)((float)(2 * j) / (float)a->D));
+    if (a->rope == SFT_ROPE_LINEAR) w /= f;
+    if (a->rope == SFT_ROPE_LLAMA3) {
+        double turns = a->rope_original * w / (2 * M_PI), s = (turns - a->rope_low) / (a->rope_high - a->rope_low);
+        w = s <= 0 ? w / f : s >= 1 ? w : (1 - s) * w / f + s * w;
+    }
+    if (a->rope == SFT_ROPE_YARN) { // the ramp: numbers of a head that make beta turns within the original length
+        double low = D * log(a->rope_original / (a->rope_beta_fast * 2 * M_PI)) / (2 * log(theta));
+        double high = D * log(a->rope_original / (a->rope_beta_slow * 2 * M_PI)) / (2 * log(theta));
+        if (a->rope_truncate) low = floor(low), high = ceil(high);
+        low = SFT_MAX(low, 0), high = SFT_MIN(high, D - 1);
+        if (low == high) high += 0.001;
+        double s = SFT_MIN(SFT_MAX(((double)j - low) / (high - low), 0), 1);
+        w = s * w / f + (1 - s) * w;
+    }
+    return (float)w;
+}
+SFT_HD float sft_rope_scale(const SftArch *a) {
+    if (a->rope != SFT_ROPE_YARN) return 1;
+    return a->rope_attention > 0 ? (float)a->rope_attention
+           : a->rope_factor > 1  ? (float)(0.1 * log(a->rope_factor) + 1)
+                                 : 1;
 }
 
 // clang-format off
@@ -4201,48 +4238,19 @@ static void sft__rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTens
    = theta^(-2j/D). Scalings stretch the slow turns of longer texts: linear (all by 1/factor), dynamic (theta grows with
    the document), llama3 (by wavelength, a ramp between two bounds), yarn (Peng et al. 2023: the same by number of
    turns). Frequencies are rounded to fp32, as in transformers: at position 8000 this turns the angle by 5e-4. */
-static float sft__rope_frequencies(float *inv, const SftArch *a, int64_t length) {
-    double D = (double)a->D, f = a->rope_factor, theta = a->rope_theta;
-    if (a->rope == SFT_ROPE_DYNAMIC) {
-        double most = (double)a->P, L = SFT_MAX((double)length, most);
-        theta *= pow(f * L / most - (f - 1), D / (D - 2));
-    }
-    double low = 0, high = 0;
-    if (a->rope == SFT_ROPE_YARN) { // the numbers of a head that make beta turns within the original length
-        low = D * log(a->rope_original / (a->rope_beta_fast * 2 * M_PI)) / (2 * log(theta));
-        high = D * log(a->rope_original / (a->rope_beta_slow * 2 * M_PI)) / (2 * log(theta));
-        if (a->rope_truncate) low = floor(low), high = ceil(high);
-        low = SFT_MAX(low, 0), high = SFT_MIN(high, D - 1);
-        if (low == high) high += 0.001;
-    }
-    for (int64_t j = 0; j < a->D / 2; j++) {
-        double w = 1.0f / (float)pow(theta, (double)((float)(2 * j) / (float)a->D));
-        if (a->rope == SFT_ROPE_LINEAR) w /= f;
-        if (a->rope == SFT_ROPE_LLAMA3) {
-            double turns = a->rope_original * w / (2 * M_PI), s = (turns - a->rope_low) / (a->rope_high - a->rope_low);
-            w = s <= 0 ? w / f : s >= 1 ? w : (1 - s) * w / f + s * w;
-        }
-        if (a->rope == SFT_ROPE_YARN) {
-            double s = SFT_MIN(SFT_MAX(((double)j - low) / (high - low), 0), 1);
-            w = s * w / f + (1 - s) * w;
-        }
-        inv[j] = (float)w;
-    }
-    if (a->rope != SFT_ROPE_YARN) return 1;
-    return a->rope_attention > 0 ? (float)a->rope_attention : f > 1 ? (float)(0.1 * log(f) + 1) : 1;
-}
-
 static void sft__rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin,
                             const int32_t *end) {
     int64_t N = table.dim[0], half = a->D / 2;
+    const float factor = sft_rope_scale(a);
     if (sft_planning(c)) return;
 #pragma omp parallel for schedule(static) if (N * half > 1024)
     for (int64_t i0 = 0; i0 < N; i0 += 64) {
-        float inv[256], factor = 0;
+        float inv[256];
         int64_t length = -1;
         for (int64_t i = i0; i < SFT_MIN(i0 + 64, N); i++) {
             const int64_t n = end[i] - begin[i];
-            if (length < 0 || (a->rope == SFT_ROPE_DYNAMIC && length != n)) factor = sft__rope_frequencies(inv, a, n);
+            if (length < 0 || (a->rope == SFT_ROPE_DYNAMIC && length != n))
+                for (int64_t j = 0; j < half; j++) inv[j] = sft_rope_frequency(a, j, n);
             length = n;
             float *cosine = (float *)table.data + i * a->D, *sine = cosine + half;
             for (int64_t j = 0; j < half; j++) {
@@ -4641,13 +4649,14 @@ static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor
     int64_t size = sft_size(master);
     if (sft_planning(c)) return;
     const float f = *factor;
+    const SftAdamFactors same = sft_adam_factors(adam);
 #pragma omp parallel for schedule(static) if (size > SFT__SMALL)
     for (int64_t at = 0; at < size; at += SFT__BLOCK) {
         int64_t n = SFT_MIN(SFT__BLOCK, size - at);
         float *w = (float *)master.data + at, *mi = (float *)m.data + at, *vi = (float *)v.data + at;
         const float *g = (const float *)grad.data + at;
 #pragma omp simd
-        for (int64_t j = 0; j < n; j++) sft_adamw(w + j, mi + j, vi + j, g[j] * f, adam);
+        for (int64_t j = 0; j < n; j++) sft_adamw(w + j, mi + j, vi + j, g[j] * f, same);
         if (weights.data) sft_from_f32(sft__at(weights, at), weights.type, w, n);
     }
 }

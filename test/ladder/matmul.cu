@@ -307,10 +307,11 @@ static bool op_is_clean(SftType type, int product) {
     if (product == 1) sft_cuda.matmul_backward_x(&c, x, y, w, before, SFT_GELU_TANH, true);
     if (product == 2) sft_cuda.matmul_backward_w(&c, dw, db, y, x);
     emu_count(false);
-    const char *kernels[] = {"plain", "tensor", "hopper", "bias", "bias_add", "parts"};
+    const char *kernels[] = {"matmul_plain", "matmul_tensor", "matmul_hopper", "matmul_bias", "matmul_parts",
+                             "add_lines_kernel"};
     bool good = true, ran = false;
     for (const char *k : kernels) {
-        const EmuCount *n = emu_counts((std::string("{anonymous}::matmul_") + k).c_str());
+        const EmuCount *n = emu_counts((std::string("{anonymous}::") + k).c_str());
         for (int i = 0; n && i < n->nlines; i++) {
             const EmuLine &l = n->lines[i];
             ran = true;
