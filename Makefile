@@ -2,6 +2,9 @@
 # make quickstart    install what is missing, build, fine-tune the model in data/: two minutes
 # make test          install what is missing, build, run every test; the last line counts them
 # make deps          only install what is missing (Debian, Ubuntu)
+# make train_gpt2cu  the same program on a GPU: for the one that is here, or, where none is, for sm_80; needs nvcc 12
+# make fat           train_gpt2cu for sm_80, 86, 89, 90a, 100 and 120 at once
+# make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, a thousand times slower
 # make test-emu      only CUDA on the CPU: test/emu/README.md
 # make bench         speed of the CPU operations and of a whole training step
 # make lint          sections, columns, warnings, C++17, the README's option table
@@ -10,7 +13,7 @@
 # make options       the README's option table
 # make clean
 #
-# Variables: CC, OPT (optimisation flags), NO_OPENMP=1, CLANG (for fuzzing), FUZZ_SECONDS.
+# Variables: CC, OPT (optimisation flags), NO_OPENMP=1, CLANG (for fuzzing), FUZZ_SECONDS, NVCC, ARCH (80, 90a, ...).
 
 ifeq ($(origin CC),default)
 CC = gcc
@@ -38,7 +41,7 @@ else
 CFLAGS += -DSFT_NO_OPENMP -fopenmp-simd -Wno-unknown-pragmas
 endif
 
-.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean test-emu
+.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean test-emu fat
 all: probe train_gpt2
 
 probe:
@@ -63,6 +66,27 @@ quickstart: deps
 
 train_gpt2: train.c tokenizer.c sft.h Makefile
 	$(CC) $(CFLAGS) $(OPT) train.c tokenizer.c -o $@ $(LIBS)
+
+# On a GPU: kernels.cu by nvcc, the rest as above. Hopper's tensor cores need code for sm_90a.
+# Warning 177 is of functions that nobody calls: elsewhere, those for Hopper alone.
+NVCC ?= nvcc
+ARCH ?= $(or $(subst 90,90a,$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1))),80)
+CUDA_PROGRAM = $(BUILD)/cuda/train.o $(BUILD)/tokenizer.o
+CUDA_LINK = $(NVCC) $^ -o train_gpt2cu $(LIBS) $(if $(HAVE_OPENMP),-lgomp)
+define cuda_kernels # folder, architectures
+$(BUILD)/$(1)/kernels.o: kernels.cu sft.h Makefile
+	@mkdir -p $$(@D)
+	$$(NVCC) -O3 -std=c++17 -diag-suppress 177 $$(foreach a,$(2),-gencode arch=compute_$$(a),code=sm_$$(a)) -c $$< -o $$@
+endef
+$(eval $(call cuda_kernels,cuda,$$(ARCH)))
+$(eval $(call cuda_kernels,fat,80 86 89 90a 100 120))
+$(BUILD)/cuda/train.o: train.c sft.h Makefile
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(OPT) -DSFT_CUDA -c $< -o $@
+train_gpt2cu: $(CUDA_PROGRAM) $(BUILD)/cuda/kernels.o
+	$(CUDA_LINK)
+fat: $(CUDA_PROGRAM) $(BUILD)/fat/kernels.o
+	$(CUDA_LINK)
 
 # Tests: every test/test_NAME.c is a program; it is built twice, as it is and under AddressSanitizer + UBSan.
 TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
@@ -117,6 +141,8 @@ $(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsaniti
 $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 	@mkdir -p $(BUILD)
 	perl $^ >$@.tmp && mv $@.tmp $@
+train_gpt2cu_emu: $(BUILD)/cuda/train.o $(BUILD)/tokenizer.o $(BUILD)/emu_fast/kernels.o $(BUILD)/emu_fast/emu.a
+	$(CXX) $^ -o $@ $(LIBS) $(EMU_LINK_fast)
 EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
     $(BUILD)/emu_fast_test_ops $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
     $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))

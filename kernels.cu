@@ -29,6 +29,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <ctype.h>
 #include <stdlib.h>
 #include <type_traits>
 
@@ -260,6 +261,99 @@ unsigned blocks(int64_t n, int64_t each) {
     const int64_t count = (n + each - 1) / each;
     if (count >> 31) sft_die(SFT_BROKEN, "a grid of %lld blocks is more than a GPU takes", (long long)count);
     return (unsigned)count;
+}
+
+// [1.5] memory ---------------------------------------------------------------------------------------------------
+/* Arenas lie on the GPU. What comes from the host goes through two pinned halves that take turns: pageable memory would
+   make each copy wait until all work on the stream is done, so that the host could not run ahead of the GPU. What goes
+   to the host has a stream of its own, which waits for the work so far and no longer: the figures of a step arrive
+   while AdamW still runs. The host's end is pinned, too: an arena of reserve(.., true). */
+constexpr size_t HALF = 4 << 20;
+struct Transfers {
+    char *pinned;              // [2 HALF]
+    int half;                  // the one that is being filled
+    size_t used;               // of it
+    cudaEvent_t sent[2], made; // all of a half; what is to be downloaded
+    cudaStream_t copier;
+};
+Transfers &transfers() {
+    static Transfers t;
+    if (t.pinned) return t;
+    CHECK(cudaMallocHost((void **)&t.pinned, 2 * HALF));
+    for (cudaEvent_t *e : {&t.sent[0], &t.sent[1], &t.made}) CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+    CHECK(cudaStreamCreateWithFlags(&t.copier, cudaStreamNonBlocking));
+    return t;
+}
+
+void *reserve(size_t bytes, bool host) {
+    void *p = NULL;
+    bytes = bytes ? bytes : 1;
+    const cudaError_t error = host ? cudaMallocHost(&p, bytes) : cudaMalloc(&p, bytes);
+    if (error == cudaErrorMemoryAllocation) return cudaGetLastError(), nullptr; // which forgets the error
+    CHECK(error);
+    if (host) memset(p, 0, bytes);
+    else CHECK(cudaMemset(p, 0, bytes));
+    return p;
+}
+void release(void *p, size_t, bool host) {
+    if (host) CHECK(cudaFreeHost(p));
+    else CHECK(cudaFree(p));
+}
+
+void upload(SftCtx *c, void *to, const void *from, size_t bytes) {
+    Transfers &t = transfers();
+    for (size_t done = 0, n; done < bytes; done += n) {
+        if (t.used == HALF) {
+            CHECK(cudaEventRecord(t.sent[t.half], stream(c)));
+            t.half ^= 1, t.used = 0;
+            CHECK(cudaEventSynchronize(t.sent[t.half])); // its turn before this one
+        }
+        n = bytes - done < HALF - t.used ? bytes - done : HALF - t.used;
+        char *piece = t.pinned + t.half * HALF + t.used;
+        memcpy(piece, (const char *)from + done, n);
+        CHECK(cudaMemcpyAsync((char *)to + done, piece, n, cudaMemcpyHostToDevice, stream(c)));
+        t.used += n;
+    }
+}
+void download(SftCtx *c, void *to, const void *from, size_t bytes) {
+    Transfers &t = transfers();
+    CHECK(cudaEventRecord(t.made, stream(c)));
+    CHECK(cudaStreamWaitEvent(t.copier, t.made, 0));
+    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, t.copier));
+}
+void wait_for_downloads(SftCtx *) { CHECK(cudaStreamSynchronize(transfers().copier)); }
+
+/* The most that a GPU can do, in 10^12 flop/s: tensor cores with 16-bit numbers and fp32 sums, without sparsity; fp32
+   without tensor cores. From NVIDIA's data sheets of the chips and its white papers of GA102 (RTX 30), AD102 (RTX 40)
+   and GB202 (RTX 50), whose consumer cards sum in fp32 at half the speed of their fp16 sums. A name is found where it
+   stands as words of the driver's name for the GPU; of two that fit, the first counts. */
+struct Peak { const char *name; double half, single; };
+const Peak peaks[] = {
+    {"B300", 2250, 75},       {"GB200", 2500, 80},      {"B200", 2250, 75},       {"GH200", 990, 67},
+    {"H200 NVL", 836, 60},    {"H200", 990, 67},        {"H100 NVL", 836, 60},    {"H100 PCIe", 756, 51},
+    {"H100", 990, 67},        {"H800", 990, 67},        {"H20", 148, 44},         {"A100", 312, 19.5},
+    {"A800", 312, 19.5},      {"A30", 165, 10.3},       {"A40", 149.7, 37.4},     {"A10G", 70, 31.5},
+    {"A10", 125, 31.2},       {"L40S", 362, 91.6},      {"L40", 181, 90.5},       {"L4", 121, 30.3},
+    {"T4", 65, 8.1},          {"V100", 125, 15.7},      {"RTX A6000", 154.8, 38.7}, {"RTX A5000", 111.1, 27.8},
+    {"RTX 6000 Ada", 364.2, 91.1}, {"RTX 5090", 209.5, 104.8}, {"RTX 5080", 112.6, 56.3}, {"RTX 4090 D", 147, 73.5},
+    {"RTX 4090", 165.2, 82.6}, {"RTX 4080", 97.5, 48.7}, {"RTX 3090 Ti", 80, 40}, {"RTX 3090", 71, 35.6},
+    {"RTX 3080", 59.5, 29.8},
+};
+SftDevice device() {
+    SftDevice d = {};
+    const cudaError_t error = cudaMemGetInfo(&d.free, &d.memory);
+    if (error)
+        sft_die(SFT_BROKEN, "no GPU can be used: %s; train_gpt2 does the same on a CPU", cudaGetErrorString(error));
+    snprintf(d.name, sizeof d.name, "%.255s", gpu().name);
+    for (const Peak &p : peaks) {
+        const char *at = strstr(d.name, p.name), *end = at ? at + strlen(p.name) : NULL;
+        if (!at || (at > d.name && at[-1] != ' ') || isalnum(*end) || strstr(d.name, "Laptop")) continue;
+        d.flops[SFT_F32] = p.single * 1e12;
+        d.flops[SFT_F16] = p.half * 1e12;
+        if (gpu().major >= 8) d.flops[SFT_BF16] = p.half * 1e12; // earlier ones have no bf16
+        break;
+    }
+    return d;
 }
 
 /* From types of the run to types of the compiler: f is called with a value of T, and compiled for each of them.
@@ -2299,15 +2393,28 @@ void sums(SftCtx *c, double *sum, SftTensor x) {
     LAUNCHED("sums_add");
 }
 
+/* clip: one thread. The units are few, and their order is the order of the sum: the host adds the same bits. */
+__global__ void clip_kernel(float *factor, const double *sum, int64_t n, double max_norm, double scale) {
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += sum[2 * i + 1];
+    *factor = isfinite(squares) ? (float)(sft_clip(sqrt(squares) / scale, max_norm) / scale) : NAN;
+}
+void clip(SftCtx *c, float *factor, const double *sum, int64_t n, double max_norm, double scale) {
+    if (sft_planning(c)) return;
+    clip_kernel<<<1, 1, 0, stream(c)>>>(factor, sum, n, max_norm, scale);
+    LAUNCHED("clip");
+}
+
 /* adamw: thread per 4 parameters. Reads weight, m, v and gradient and writes weight, m and v, 28 bytes a parameter, and
    2 more for the 16-bit copy (T = float: there is none): the floor. Four loads are in flight. The factor is read on the
-   GPU, where clipping and unscaling put it. */
+   GPU, where clip put it; all threads or none return there. */
 template <class T, int W>
 __global__ void __launch_bounds__(256) adamw_kernel(T *weights, float *master, float *m, float *v, const float *grad,
                                                     const float *factor, SftAdamFactors same, int64_t n) {
     const int64_t i = thread() * W;
     if (i >= n) return;
     const float f = *factor;
+    if (isnan(f)) return;
     float w[W], mi[W], vi[W], g[W];
     load(w, master + i), load(mi, m + i), load(vi, v + i), load(g, grad + i);
 #pragma unroll
@@ -2331,7 +2438,7 @@ void adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTenso
 } // namespace
 
 const SftOps sft_cuda = {
-    "cuda",
+    "cuda", true, reserve, release, upload, download, wait_for_downloads, device,
 #define X(op, args) op,
     SFT_OPS(X)
 #undef X

@@ -523,7 +523,9 @@ typedef struct {
 
 // What a memory plan is made of; one arena each.
 enum {
-    SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_CACHE, SFT_MEM_WORK, SFT_MEMS
+    SFT_MEM_WEIGHTS, SFT_MEM_MASTER, SFT_MEM_GRADS, SFT_MEM_MOMENTS, SFT_MEM_ACTS, SFT_MEM_CACHE, SFT_MEM_WORK,
+    SFT_MEM_HOST, // the host's end of transfers; the others lie where the ops work
+    SFT_MEMS
 };
 
 typedef struct SftModel SftModel; // the whole: see [6]
@@ -685,6 +687,12 @@ SFT_HD float sft_rope_scale(const SftArch *a) {
                                  : 1;
 }
 
+// What gradients of that norm are multiplied with, so that it is at most max_norm (0: any), as clip_grad_norm_ does.
+SFT_HD double sft_clip(double norm, double max_norm) {
+    double clip = max_norm > 0 ? max_norm / (norm + 1e-6) : 1;
+    return clip < 1 ? clip : 1;
+}
+
 // clang-format off
 #define SFT_OPS(X) \
 /* x[N,C] = wte[ids] (+ wpe[pos]) */ \
@@ -731,11 +739,29 @@ X(zero,               (SftCtx *c, SftTensor x)) \
 X(convert,            (SftCtx *c, SftTensor y, SftTensor x)) \
 /* sum[0] += sum of x in double, in a fixed order; sum[1] += sum of squares. Not finite if any x is not */ \
 X(sums,               (SftCtx *c, double *sum, SftTensor x)) \
-/* AdamW on n fp32 values, gradient g = grad * *factor; weights (16-bit copy, absent in fp32) = master rounded */ \
+/* *factor = what a gradient is multiplied with: sft_clip of its norm, the root of the n sums of squares sum[1], sum[3], .. */ \
+/* divided by scale, then / scale. NaN if one of them is not finite */ \
+X(clip,               (SftCtx *c, float *factor, const double *sum, int64_t n, double max_norm, double scale)) \
+/* AdamW on n fp32 values, gradient g = grad * *factor; weights (16-bit copy, absent in fp32) = master rounded. */ \
+/* Nothing if *factor is NaN: the step is skipped */ \
 X(adamw,              (SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad, const float *factor, SftAdam adam))
 // clang-format on
+typedef struct { // what ops run on; 0: not known
+    char name[256];
+    size_t memory, free;         // bytes that there are; that are free
+    double flops[SFT_TYPES];     // the most operations per second, by type
+} SftDevice;
 typedef struct SftOps {
     const char *name;
+    /* Memory. A model's arenas lie where ops work. If that is not the host's own memory (remote), the host reads and
+       writes it only by these calls, which keep their place among the ops. */
+    bool remote;
+    void *(*reserve)(size_t bytes, bool host);              // zeroed; host: the host's end of transfers; NULL: no more
+    void (*release)(void *p, size_t bytes, bool host);
+    void (*upload)(SftCtx *c, void *to, const void *from, size_t bytes);   // when it returns, `from` may change
+    void (*download)(SftCtx *c, void *to, const void *from, size_t bytes); // of what is there now; begins
+    void (*wait)(SftCtx *c);                                // until all downloads have arrived
+    SftDevice (*device)(void);
 #define X(op, args) void(*op) args;
     SFT_OPS(X)
 #undef X
@@ -767,6 +793,7 @@ typedef struct { // the keys and values of tokens that came before the batch, fo
 
 struct SftModel {
     SftArch arch;
+    const SftOps *ops;            // whose memory it lies in
     SftType type;                 // of weights and activations
     int64_t units;                // L + 2
     SftUnit *unit;                // embeddings, blocks, final norm with the head
@@ -778,7 +805,9 @@ struct SftModel {
     SftTensor final, stat;        // [N,C] after the final norm, its statistics
     SftTensor loss;               // [N] fp32, one for each target of the batch
     SftTensor chunk, logits;      // [rows,C], [rows,V]: the hidden states and logits of a chunk of the targets
-    int32_t *index, *wanted;      // [rows] where a chunk's targets stand in the batch; the targets
+    SftBatch seen;                // the batch of the last sft_forward as ops see it
+    int32_t *index, *wanted;      // [N] where targets stand, from the first row of their chunk on; the targets
+    double *sums;                 // [units+1,2] sums and sums of squares: of losses, and of each unit's gradient
     SftTensor dnorm;              // [N,C] gradient of a norm's output
     SftTensor dchunk;             // [rows,C]
     SftTensor dx;                 // [N,C] gradient of the residual stream
@@ -786,6 +815,9 @@ struct SftModel {
     struct { int mem; size_t bytes; char what[120]; } part[16]; // the plan, part by part
     int parts;
     SftCache cache;               // for generation
+    void *room;                   // remote memory only: what the host holds of it for a moment: a unit, a row of logits
+    int32_t *host_index, *host_wanted; // index and wanted, sums as the host fills and reads them
+    double *host_sums;
 };
 
 /* Plans or makes a model: layout of all memory for batches of up to `tokens` tokens, `targets` of them trained. With
@@ -803,13 +835,18 @@ struct json_t *sft_plan_json(const SftModel *m); // {bytes, memory: {arena: byte
 void sft_forward(SftCtx *c, SftModel *m, const SftBatch *b);
 // The same after cache->n earlier tokens: appends the batch's keys and values. b->begin and b->end count in the cache.
 void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *b, SftCache *cache);
-/* The head and the loss, chunk by chunk, for the tokens that have a target: returns the sum of their cross-entropies.
+/* The head and the loss, chunk by chunk, for the tokens that have a target: their cross-entropies are added to m->sums.
    With scale != 0, also the gradient of (scale * sum) by the head's weights (+=) and by m->final (into m->dnorm). With
-   logprobs (b->n floats), also each target's log-probability, 0 where there is none. */
-double sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs);
+   logprobs (b->n floats), also each target's log-probability, 0 where there is none. b is the batch of sft_forward. */
+void sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs);
+double sft_loss_sum(SftCtx *c, SftModel *m); // of the sft_loss since the last call, or the last sft_update
 /* From m->dnorm back through the model: every weight's gradient (+=). Once per sft_forward: it reuses activations whose
    turn is over. */
 void sft_backward(SftCtx *c, SftModel *m, const SftBatch *b);
+/* Operations that training on a batch needs, whoever computes them how: 6 for each weight of a matrix that a token
+   meets (a product and a sum forward, twice that backward), 12 for each number of each pair of a head's query and key.
+   What checkpointing computes again does not count. */
+double sft_flops(const SftArch *a, const SftBatch *b);
 
 /* ================================================================================================================
    [7] ranks: which part of the work is this process's
@@ -832,7 +869,10 @@ bool sft_scaler_update(SftScaler *s, bool overflow); // once a step; false: an o
    lr_scheduler_type is unknown, or a key of lr_scheduler_kwargs is unknown, missing or out of range. */
 double sft_learning_rate(const SftConfig *config, int64_t done, int64_t total);
 
-typedef struct { double grad_norm, lr; bool clipped, skipped; } SftStep; // what became of a step; norm before clipping
+typedef struct { // what became of a step
+    double loss, grad_norm, lr; // sum of the losses; norm before clipping
+    bool clipped, skipped;
+} SftStep;
 typedef struct {
     SftScaler scaler;
     int64_t step, updates; // optimizer steps, and those among them that were not skipped (Adam's t)
@@ -1004,18 +1044,27 @@ char *sft_format(const char *format, ...) {
 }
 
 // Arenas. A private mapping is zeroed by the system page by page as it is touched; huge pages make first touch cheap.
-void sft_arena_open(SftArena *arena, const char *name, size_t bytes) {
-    *arena = (SftArena){.name = name, .size = bytes};
+static void *sft__reserve(size_t bytes, bool host) {
+    (void)host;
     void *p = mmap(NULL, SFT_MAX(bytes, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s", (double)bytes / 1e6, name);
+    if (p == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
     madvise(p, bytes, MADV_HUGEPAGE); // advice only: without it all works, slower
 #endif
-    arena->base = (char *)p;
+    return p;
+}
+static void sft__release(void *p, size_t bytes, bool host) {
+    (void)host;
+    if (p) munmap(p, SFT_MAX(bytes, 1));
+}
+
+void sft_arena_open(SftArena *arena, const char *name, size_t bytes) {
+    *arena = (SftArena){.name = name, .size = bytes, .base = (char *)sft__reserve(bytes, true)};
+    if (!arena->base) sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s", (double)bytes / 1e6, name);
 }
 
 void sft_arena_close(SftArena *arena) {
-    if (arena->base) munmap(arena->base, SFT_MAX(arena->size, 1));
+    sft__release(arena->base, arena->size, true);
     *arena = (SftArena){0};
 }
 
@@ -3298,16 +3347,37 @@ void sft_units_close(SftModel *m) {
     m->unit = NULL;
 }
 
-// Between files and units. The numbers of a unit are exact in its master, or, where nothing is trained, in its weights.
-static char *sft__exact(const SftModel *m, const SftUnit *u, SftType *type) {
-    *type = u->master ? SFT_F32 : m->type;
-    return (char *)(u->master ? u->master : u->weights);
+/* Between files and units. The numbers of a unit are exact in its master, or, where nothing is trained, in its weights.
+   The host works on them there, or, where it cannot, in m->room, one unit at a time: sft__fetch before it reads them,
+   sft__put after it has written them all. */
+static SftCtx sft__context(const SftModel *m) {
+    return (SftCtx){.ops = m->ops, .work = (SftArena *)&m->mem[SFT_MEM_WORK]};
 }
-
-// n numbers at element `at` of the flat vector = x, in every copy
-static void sft__store(SftModel *m, SftUnit *u, int64_t at, const float *x, int64_t n) {
-    sft_from_f32((char *)u->weights + (size_t)at * sft_type_size(m->type), m->type, x, n);
-    if (u->master) memcpy(u->master + at, x, (size_t)n * 4);
+// Where the host reads what lies at `from` when wait returns: there, or, if that is remote, in `room`.
+static const void *sft__read(SftCtx *c, void *room, const void *from, size_t bytes) {
+    if (!c->ops->remote || sft_planning(c)) return from;
+    c->ops->download(c, room, from, bytes);
+    return room;
+}
+static SftTensor sft__exact(const SftModel *m, const SftUnit *u) { // [count]
+    return sft_tensor(m->trains ? (void *)u->master : u->weights, m->trains ? SFT_F32 : m->type, u->count, 1, 1);
+}
+static SftTensor sft__on_host(const SftModel *m, const SftUnit *u) {
+    SftTensor exact = sft__exact(m, u);
+    if (m->ops->remote) exact.data = m->room;
+    return exact;
+}
+static void sft__fetch(const SftModel *m, const SftUnit *u) {
+    SftCtx c = sft__context(m);
+    SftTensor exact = sft__exact(m, u);
+    sft__read(&c, m->room, exact.data, (size_t)u->count * sft_type_size(exact.type));
+    m->ops->wait(&c);
+}
+static void sft__put(const SftModel *m, SftUnit *u) {
+    SftCtx c = sft__context(m);
+    SftTensor exact = sft__exact(m, u), weights = sft_tensor(u->weights, m->type, u->count, 1, 1);
+    m->ops->upload(&c, exact.data, sft__on_host(m, u).data, (size_t)u->count * sft_type_size(exact.type));
+    if (exact.data != u->weights) m->ops->convert(&c, weights, exact);
 }
 
 // Shape of a file's tensor as [out, in]; false if the model has none of it in this kind of unit.
@@ -3363,9 +3433,8 @@ static void sft__column(float *x, void *p, SftType type, int64_t at, int64_t str
    take 16 rows of [out, in] each: in the file one after another, or, transposed, 16 neighbours in every row. */
 static void sft__exchange(const SftModel *m, const SftUnit *u, const SftHfTensor *t, char *file, SftType type,
                           int64_t first, int64_t n, bool save) {
-    SftType exact_type;
-    char *exact = sft__exact(m, u, &exact_type), *copy = save || exact == u->weights ? NULL : (char *)u->weights;
-    size_t fs = sft_type_size(type), es = sft_type_size(exact_type), ws = sft_type_size(m->type);
+    const SftTensor exact = sft__on_host(m, u);
+    size_t fs = sft_type_size(type), es = sft_type_size(exact.type);
     int64_t rows = 0, cols = 1;
     sft__file_shape(&m->arch, t, u->kind, &rows, &cols);
     int64_t begin = t->transposed ? 0 : first, end = t->transposed ? rows : first + n;
@@ -3376,17 +3445,16 @@ static void sft__exchange(const SftModel *m, const SftUnit *u, const SftHfTensor
             int64_t row, left = sft__part(&m->arch, t, r, &part, &row), at;
             now = SFT_MIN(left, SFT_MIN(block + 16, end) - r);
             at = u->offset[t->slot[part]] + row * cols;
-            char *e = exact + (size_t)at * es, *f = file + (size_t)((r - begin) * cols) * fs;
-            if (!t->transposed && save) sft__copy_as(f, type, e, exact_type, now * cols);
-            if (!t->transposed && !save) sft__copy_as(e, exact_type, f, type, now * cols);
+            char *e = (char *)exact.data + (size_t)at * es, *f = file + (size_t)((r - begin) * cols) * fs;
+            if (!t->transposed && save) sft__copy_as(f, type, e, exact.type, now * cols);
+            if (!t->transposed && !save) sft__copy_as(e, exact.type, f, type, now * cols);
             for (int64_t c = 0; t->transposed && c < n; c++) {
                 float x[16];
                 f = file + (size_t)(c * rows + r) * fs;
                 if (!save) sft_to_f32(x, f, type, now);
-                sft__column(x, exact, exact_type, at + first + c, cols, now, !save);
+                sft__column(x, exact.data, exact.type, at + first + c, cols, now, !save);
                 if (save) sft_from_f32(f, type, x, now);
             }
-            if (copy) sft__copy_as(copy + (size_t)at * ws, m->type, e, exact_type, now * cols);
         }
 }
 
@@ -3466,16 +3534,17 @@ static const char *sft__shape_text(int dims, const int64_t *dim, char out[200]) 
 // New rows of the embedding or the head (resize_vocab): the mean of the old ones.
 static void sft__mean_rows(SftModel *m, SftUnit *u, SftSlot slot) {
     const SftArch *a = &m->arch;
-    SftType type;
-    char *exact = sft__exact(m, u, &type);
+    const SftTensor exact = sft__on_host(m, u);
+    const size_t size = sft_type_size(exact.type);
+    char *rows = (char *)exact.data + (size_t)u->offset[slot] * size; // [V,C]
     double *sum = SFT_NEW(double, a->C);
     float *row = SFT_NEW(float, a->C);
     for (int64_t r = 0; r < a->V_source; r++) {
-        sft_to_f32(row, exact + (size_t)(u->offset[slot] + r * a->C) * sft_type_size(type), type, a->C);
+        sft_to_f32(row, rows + (size_t)(r * a->C) * size, exact.type, a->C);
         for (int64_t c = 0; c < a->C; c++) sum[c] += row[c];
     }
     for (int64_t c = 0; c < a->C; c++) row[c] = (float)(sum[c] / (double)a->V_source);
-    for (int64_t r = a->V_source; r < a->V; r++) sft__store(m, u, u->offset[slot] + r * a->C, row, a->C);
+    for (int64_t r = a->V_source; r < a->V; r++) sft_from_f32(rows + (size_t)(r * a->C) * size, exact.type, row, a->C);
     free(sum), free(row);
 }
 
@@ -3506,7 +3575,7 @@ void sft_load_weights(SftModel *m, const char *folder) {
     SftArch *a = &m->arch;
     const struct SftFamily *family = sft__family(a->family);
     SftSource s = sft__source_open(folder);
-    for (int64_t i = 0; i < m->units; i++)
+    for (int64_t i = 0; i < m->units; i++) {
         for (int j = 0; j < family->tensors; j++) {
             const SftHfTensor *t = &family->tensor[j];
             char name[256], got[200], expected[200];
@@ -3529,6 +3598,8 @@ void sft_load_weights(SftModel *m, const char *folder) {
             madvise((void *)page, n & ~(uintptr_t)4095, MADV_DONTNEED);
             if (vocab && a->V > a->V_source) sft__mean_rows(m, &m->unit[i], t->slot[0]);
         }
+        sft__put(m, &m->unit[i]);
+    }
     for (size_t i = 0; i < s.files; i++)
         for (const SftFileTensor *t = s.file[i].tensor; t < s.file[i].tensor + s.file[i].n; t++)
             if (!json_object_get(s.used, t->name)) sft__unexpected(a, &s, &s.file[i], t);
@@ -3539,9 +3610,10 @@ void sft_load_weights(SftModel *m, const char *folder) {
    two normal numbers of two uniform ones; what is added to the residual stream starts smaller, as in GPT-2. */
 void sft_init_weights(SftModel *m, uint64_t seed) {
     const double turn = 2 * 3.14159265358979323846 * 0x1p-32;
-    for (int64_t i = 0; i < m->units; i++)
+    for (int64_t i = 0; i < m->units; i++) {
+        SftUnit *u = &m->unit[i];
+        const SftTensor exact = sft__on_host(m, u);
         for (int s = 0; s < SFT_SLOTS; s++) {
-            SftUnit *u = &m->unit[i];
             if (u->offset[s] < 0) continue;
             SftSlotInfo t = sft_slot(&m->arch, (SftSlot)s);
             bool random = t.init == SFT_INIT_NORMAL || t.init == SFT_INIT_SCALED;
@@ -3557,23 +3629,29 @@ void sft_init_weights(SftModel *m, uint64_t seed) {
                     x[j] = random ? radius * cosf(angle) : t.init == SFT_INIT_ONE;
                     x[j + 1] = random ? radius * sinf(angle) : t.init == SFT_INIT_ONE;
                 }
-                sft__store(m, u, u->offset[s] + at, x, SFT_MIN(256, t.rows * t.cols - at));
+                char *to = (char *)exact.data + (size_t)(u->offset[s] + at) * sft_type_size(exact.type);
+                sft_from_f32(to, exact.type, x, SFT_MIN(256, t.rows * t.cols - at));
             }
         }
+        sft__put(m, u);
+    }
 }
 
 // Saving: the tensors of the files in the order of units, where each comes from, and the first one of the file at hand.
-typedef struct { const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit; int64_t at; } SftSave;
+typedef struct {
+    const SftModel *m; SftType type; const SftHfTensor **from; const SftUnit **unit, *fetched; int64_t at;
+} SftSave;
 
 static void sft__save_rows(void *arg, int64_t i, int64_t first, int64_t n, void *out) {
-    const SftSave *s = (const SftSave *)arg;
+    SftSave *s = (SftSave *)arg;
+    if (s->fetched != s->unit[s->at + i]) sft__fetch(s->m, s->fetched = s->unit[s->at + i]);
     sft__exchange(s->m, s->unit[s->at + i], s->from[s->at + i], (char *)out, s->type, first, n, true);
 }
 
 void sft_save_weights(const SftModel *m, const char *folder, SftType type, double max_shard_bytes) {
     const struct SftFamily *family = sft__family(m->arch.family);
     int64_t most = m->units * family->tensors, n = 0, total = 0, shards = 1;
-    SftSave s = {m, type, SFT_NEW(const SftHfTensor *, most), SFT_NEW(const SftUnit *, most), 0};
+    SftSave s = {m, type, SFT_NEW(const SftHfTensor *, most), SFT_NEW(const SftUnit *, most), NULL, 0};
     SftFileTensor *file = SFT_NEW(SftFileTensor, most);
     int64_t *start = SFT_NEW(int64_t, most + 1); // first tensor of each shard
     char path[4096], name[256];
@@ -4644,10 +4722,17 @@ static void sft__sums(SftCtx *c, double *sum, SftTensor x) {
     for (int64_t b = 0; b < blocks; b++) sum[0] += part[2 * b], sum[1] += part[2 * b + 1];
 }
 
+static void sft__clip(SftCtx *c, float *factor, const double *sum, int64_t n, double max_norm, double scale) {
+    if (sft_planning(c)) return;
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += sum[2 * i + 1];
+    *factor = isfinite(squares) ? (float)(sft_clip(sqrt(squares) / scale, max_norm) / scale) : NAN;
+}
+
 static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad,
                        const float *factor, SftAdam adam) {
     int64_t size = sft_size(master);
-    if (sft_planning(c)) return;
+    if (sft_planning(c) || isnan(*factor)) return;
     const float f = *factor;
     const SftAdamFactors same = sft_adam_factors(adam);
 #pragma omp parallel for schedule(static) if (size > SFT__SMALL)
@@ -4661,8 +4746,25 @@ static void sft__adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor
     }
 }
 
+// Ops and host share one memory: pieces are where they are needed already.
+static void sft__transfer(SftCtx *c, void *to, const void *from, size_t bytes) {
+    (void)c;
+    if (to != from) memcpy(to, from, bytes);
+}
+static void sft__wait(SftCtx *c) { (void)c; }
+static SftDevice sft__device(void) {
+    size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    return (SftDevice){.name = "CPU", .memory = bytes, .free = bytes}; // others' share can be swapped out
+}
+
 const SftOps sft_cpu = {
     .name = "cpu",
+    .reserve = sft__reserve,
+    .release = sft__release,
+    .upload = sft__transfer,
+    .download = sft__transfer,
+    .wait = sft__wait,
+    .device = sft__device,
 #define X(op, args) .op = sft__##op,
     SFT_OPS(X)
 #undef X
@@ -4776,11 +4878,12 @@ static void sft__block_forward(SftCtx *c, const SftModel *m, int64_t layer, SftA
 
 /* m->dx[N,C]: in, the gradient by the block's output; out, by its input. The lines of forward from the last to the
    first. Gradients move into activations that nothing needs any more, under the names on the left. */
-static void sft__block_backward(SftCtx *c, SftModel *m, int64_t layer, SftActs a, const SftBatch *b) {
+static void sft__block_backward(SftCtx *c, SftModel *m, int64_t layer, SftActs a, int64_t n) {
     const SftArch *s = &m->arch;
     const SftUnit *u = &m->unit[1 + layer];
     const SftOps *op = c->ops;
-    const int64_t n = b->n, window = sft__window(s, layer);
+    const SftBatch *b = &m->seen;
+    const int64_t window = sft__window(s, layer);
     const SftTensor none = SFT_NONE, rope = sft_rows(m->rope, 0, n), datt = sft_rows(m->datt, 0, n);
     const SftTensor dx = sft_rows(m->dx, 0, n), dnorm = sft_rows(m->dnorm, 0, n);
     const SftTensor dq = sft_rows(m->dq, 0, n), dk = sft_rows(m->dk, 0, n), dv = sft_rows(m->dv, 0, n);
@@ -4835,12 +4938,21 @@ static void sft__check_batch(const SftModel *m, const SftBatch *b, const SftCach
 
 void sft_forward(SftCtx *c, SftModel *m, const SftBatch *b) { sft_forward_cached(c, m, b, NULL); }
 
-void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *b, SftCache *cache) {
+// m->seen = b as the ops see it: b itself, or, if their memory is remote, a copy there.
+static void sft__show(SftCtx *c, SftModel *m, const SftBatch *b) {
+    SftBatch *s = &m->seen;
+    int32_t *to[] = {s->ids, s->pos, s->begin, s->end}, *from[] = {b->ids, b->pos, b->begin, b->end};
+    if (!c->ops->remote) *s = *b;
+    for (int i = 0; i < 4 && c->ops->remote; i++) c->ops->upload(c, to[i], from[i], (size_t)b->n * sizeof(int32_t));
+}
+
+void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *batch, SftCache *cache) {
     const SftArch *s = &m->arch;
+    const SftBatch *b = &m->seen;
     const SftUnit *first = &m->unit[0], *last = &m->unit[m->units - 1];
-    const int64_t n = b->n, L = s->L;
+    const int64_t n = batch->n, L = s->L;
     if (!n) return;
-    if (!sft_planning(c)) sft__check_batch(m, b, cache);
+    if (!sft_planning(c)) sft__check_batch(m, batch, cache), sft__show(c, m, batch);
     const SftTensor final = sft_rows(m->final, 0, n), stat = sft_rows(m->stat, 0, n), rope = sft_rows(m->rope, 0, n);
 
     c->ops->embedding_forward(c, sft_rows(m->acts[0].x, 0, n), first->w.wte, first->w.wpe, b->ids, b->pos);
@@ -4851,46 +4963,72 @@ void sft_forward_cached(SftCtx *c, SftModel *m, const SftBatch *b, SftCache *cac
     if (cache) cache->n += n;
 }
 
-double sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs) {
+// Pair i of m->sums, for the ops.
+static double *sft__sum_pair(const SftModel *m, int64_t i) { return m->sums ? m->sums + 2 * i : NULL; }
+static void sft__zero_sums(SftCtx *c, const SftModel *m, int64_t i, int64_t n) {
+    c->ops->zero(c, sft_tensor(sft__sum_pair(m, i), SFT_F32, n * 2 * (int64_t)(sizeof(double) / sizeof(float)), 1, 1));
+}
+
+// Lists the targets for the ops: m->index and m->wanted, `rows` to a chunk. Returns their number.
+static int64_t sft__list_targets(SftCtx *c, SftModel *m, const SftBatch *b, int64_t rows) {
+    int64_t n = 0, first = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        if (b->target[i] < 0) continue;
+        if (n && n % rows == 0) first = i;
+        m->host_index[n] = (int32_t)(i - first), m->host_wanted[n++] = b->target[i];
+    }
+    c->ops->upload(c, m->index, m->host_index, (size_t)n * sizeof(int32_t));
+    c->ops->upload(c, m->wanted, m->host_wanted, (size_t)n * sizeof(int32_t));
+    return n;
+}
+
+void sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *logprobs) {
     const SftOps *op = c->ops;
     const SftUnit *u = &m->unit[m->arch.tied ? 0 : m->units - 1];
     const SftTensor none = SFT_NONE, head = m->arch.tied ? u->w.wte : u->w.head_w; // [V,C]
     const SftTensor dhead = m->arch.tied ? u->dw.wte : u->dw.head_w;
     const int64_t rows = m->logits.dim[0];
-    int64_t targets = 0;
+    const int64_t targets = sft_planning(c) ? b->trained : sft__list_targets(c, m, b, rows);
+    int64_t done = 0;
     for (int64_t first = 0, next = 0; first < b->n; first = next) { // a chunk: rows first .. next of the batch,
         int64_t n = 0;                                              // with n <= `rows` targets among them
         if (sft_planning(c)) n = SFT_MIN(rows, b->n), next = b->n;
-        for (; next < b->n && (n < rows || b->target[next] < 0); next++)
-            if (b->target[next] >= 0) m->index[n] = (int32_t)(next - first), m->wanted[n++] = b->target[next];
+        for (; next < b->n && (n < rows || b->target[next] < 0); next++) n += b->target[next] >= 0;
+        const int32_t *index = m->index ? m->index + done : NULL, *wanted = m->wanted ? m->wanted + done : NULL;
         const SftTensor x = sft_rows(m->chunk, 0, n), dx = sft_rows(m->dchunk, 0, n);
-        const SftTensor logits = sft_rows(m->logits, 0, n), loss = sft_rows(m->loss, targets, n);
+        const SftTensor logits = sft_rows(m->logits, 0, n), loss = sft_rows(m->loss, done, n);
         if (n) {
-            op->gather_rows(c, x, sft_rows(m->final, first, next - first), m->index);
+            op->gather_rows(c, x, sft_rows(m->final, first, next - first), index);
             op->matmul_forward(c, logits, none, x, head, none, none, SFT_LINEAR);
-            op->cross_entropy(c, loss, logits, m->wanted, m->arch.V, scale); // logits are now their own gradient
+            op->cross_entropy(c, loss, logits, wanted, m->arch.V, scale); // logits are now their own gradient
         }
         if (n && scale != 0) {
             op->matmul_backward_w(c, dhead, none, logits, x);
             op->matmul_backward_x(c, dx, logits, head, none, SFT_LINEAR, false);
         }
-        if (scale != 0) op->scatter_rows(c, sft_rows(m->dnorm, first, next - first), dx, m->index); // else 0
-        targets += n;
+        if (scale != 0) op->scatter_rows(c, sft_rows(m->dnorm, first, next - first), dx, index); // else 0
+        done += n;
     }
-    if (sft_planning(c)) return 0;
-    double sum = 0; // token after token: the same for every size of chunk
-    const float *loss = (const float *)m->loss.data;
-    for (int64_t i = 0; i < b->n; i++) {
-        if (logprobs) logprobs[i] = b->target[i] >= 0 ? -*loss : 0;
-        if (b->target[i] >= 0) sum += *loss++;
-    }
-    return sum;
+    op->sums(c, m->sums, sft_rows(m->loss, 0, targets)); // of all: the same for every size of chunk
+    if (!logprobs) return;
+    const float *loss = (const float *)sft__read(c, m->room, m->loss.data, (size_t)targets * sizeof *loss);
+    op->wait(c);
+    for (int64_t i = 0; i < b->n; i++) logprobs[i] = b->target[i] >= 0 ? -*loss++ : 0;
 }
 
-void sft_backward(SftCtx *c, SftModel *m, const SftBatch *b) {
+double sft_loss_sum(SftCtx *c, SftModel *m) {
+    const double *sum = (const double *)sft__read(c, m->host_sums, m->sums, 2 * sizeof *sum);
+    c->ops->wait(c);
+    double loss = *sum;
+    sft__zero_sums(c, m, 0, 1);
+    return loss;
+}
+
+void sft_backward(SftCtx *c, SftModel *m, const SftBatch *batch) {
     const SftArch *s = &m->arch;
+    const SftBatch *b = &m->seen;
     const SftUnit *first = &m->unit[0], *last = &m->unit[m->units - 1];
-    const int64_t n = b->n, L = s->L;
+    const int64_t n = batch->n, L = s->L;
     if (!n) return;
     const SftTensor dx = sft_rows(m->dx, 0, n), dnorm = sft_rows(m->dnorm, 0, n), stat = sft_rows(m->stat, 0, n);
 
@@ -4899,14 +5037,30 @@ void sft_backward(SftCtx *c, SftModel *m, const SftBatch *b) {
         SftActs a = sft__acts(m, l, n, NULL);
         if (m->checkpointing && l < L - 1) // forward ended with the last block: its activations are still there
             sft__block_forward(c, m, l, a, b->begin, SFT_NONE);
-        sft__block_backward(c, m, l, a, b);
+        sft__block_backward(c, m, l, a, n);
     }
     c->ops->embedding_backward(c, first->dw.wte, first->dw.wpe, dx, b->ids, b->pos);
+}
+
+double sft_flops(const SftArch *a, const SftBatch *b) {
+    const double heads = (double)(2 * a->H + 2 * a->K), mlp = (double)(a->F * (a->gated ? 3 : 2));
+    double weights = (double)(a->L * a->C) * (heads * (double)a->D + mlp), pairs = 0; // of all layers
+    for (int64_t l = 0; l < a->L; l++) {
+        int64_t window = sft__window(a, l);
+        for (int64_t i = 0; i < b->n; i++) pairs += (double)SFT_MIN(b->pos[i] + 1, window ? window : INT32_MAX);
+    }
+    return 6 * (weights * (double)b->n + (double)(a->V * a->C) * (double)b->trained) +
+           12 * pairs * (double)(a->H * a->D);
 }
 
 // Memory. A tensor [tokens, d1, d2] of the activations; absent if d1 is 0.
 static SftTensor sft__take_rows(SftModel *m, SftType type, int64_t d1, int64_t d2) {
     return d1 ? sft_take_tensor(&m->mem[SFT_MEM_ACTS], type, m->tokens, d1, d2) : SFT_NONE;
+}
+
+static size_t sft__sums_bytes(const SftModel *m) { return (size_t)(m->units + 1) * 2 * sizeof(double); }
+static int32_t *sft__take_indices(SftModel *m, int mem) {
+    return (int32_t *)sft_take(&m->mem[mem], (size_t)m->tokens * sizeof(int32_t));
 }
 
 // The activations of one block but for x. Inference needs nothing twice: there the residual stream is one tensor
@@ -4975,8 +5129,8 @@ static void sft__take_acts(SftModel *m) {
     m->final = trains ? sft__take_rows(m, m->type, C, 1) : m->acts[0].norm1; // the blocks are done with it
     m->stat = sft__take_rows(m, SFT_F32, a->layernorm ? 2 : 1, 1);
     m->loss = sft__take_rows(m, SFT_F32, 1, 1);
-    m->index = (int32_t *)sft_take(mem, (size_t)rows * sizeof(int32_t));
-    m->wanted = (int32_t *)sft_take(mem, (size_t)rows * sizeof(int32_t));
+    m->index = sft__take_indices(m, SFT_MEM_ACTS), m->wanted = sft__take_indices(m, SFT_MEM_ACTS);
+    m->sums = (double *)sft_take(mem, sft__sums_bytes(m));
     // The gradient by a norm's output is used up before that by attention's output is made, and the other way round.
     const SftTensor turns = sft__take_rows(m, m->type, trains ? SFT_MAX(C, a->H * a->D) : 0, 1);
     m->dnorm = sft_tensor(turns.data, m->type, turns.dim[0], C, 1);
@@ -5001,6 +5155,25 @@ static void sft__take_acts(SftModel *m) {
                    trains ? "; then, in their place, gradients inside a block" : "");
 }
 
+/* What the host reads and writes of the model: on the host's memory where it lies. Remote memory has a copy of the
+   batch, and the host the other end of whatever goes to and fro. */
+static void sft__take_host(SftModel *m) {
+    m->host_index = m->index, m->host_wanted = m->wanted, m->host_sums = m->sums;
+    if (!m->ops->remote) return;
+    size_t mark = m->mem[SFT_MEM_ACTS].used, room = (size_t)SFT_MAX(m->arch.V, m->tokens) * sizeof(float);
+    int32_t **batch[] = {&m->seen.ids, &m->seen.pos, &m->seen.begin, &m->seen.end};
+    for (int i = 0; i < SFT_COUNT(batch); i++) *batch[i] = sft__take_indices(m, SFT_MEM_ACTS);
+    sft__plan_part(m, SFT_MEM_ACTS, mark, "token ids, positions and documents of the batch");
+    m->host_index = sft__take_indices(m, SFT_MEM_HOST), m->host_wanted = sft__take_indices(m, SFT_MEM_HOST);
+    m->host_sums = (double *)sft_take(&m->mem[SFT_MEM_HOST], sft__sums_bytes(m));
+    for (int64_t u = 0; u < m->units; u++) {
+        const SftTensor exact = sft__exact(m, &m->unit[u]);
+        room = SFT_MAX(room, (size_t)exact.dim[0] * sft_type_size(exact.type));
+    }
+    m->room = sft_take(&m->mem[SFT_MEM_HOST], room);
+    sft__plan_part(m, SFT_MEM_HOST, 0, "of the host: a unit on its way from or to a file");
+}
+
 static void sft__layout(SftModel *m) {
     m->parts = 0;
     sft_units_open(m);
@@ -5009,6 +5182,7 @@ static void sft__layout(SftModel *m) {
     sft__plan_part(m, SFT_MEM_GRADS, 0, "fp32, summed over micro-batches");
     sft__plan_part(m, SFT_MEM_MOMENTS, 0, "AdamW's m and v in fp32");
     sft__take_acts(m);
+    sft__take_host(m);
     for (int64_t l = 0; l < m->arch.L; l++) {
         m->cache.keys[l] = sft_take_tensor(&m->mem[SFT_MEM_CACHE], m->type, m->cache.room, m->arch.K, m->arch.D);
         m->cache.values[l] = sft_take_tensor(&m->mem[SFT_MEM_CACHE], m->type, m->cache.room, m->arch.K, m->arch.D);
@@ -5036,30 +5210,6 @@ static void sft__rehearse(SftModel *m, const SftOps *ops) {
     }
 }
 
-void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
-                    int64_t targets, int64_t cache, bool plan, const SftOps *ops) {
-    const char *name[] = {"weights", "master weights", "gradients", "moments", "activations", "KV cache", "workspace"};
-    *m = (SftModel){.arch = *a, .type = type, .trains = trains, .tokens = tokens, .targets = targets};
-    m->checkpointing = trains && checkpointing;
-    m->acts = SFT_NEW(SftActs, a->L + 1);
-    m->cache = (SftCache){.keys = SFT_NEW(SftTensor, a->L), .values = SFT_NEW(SftTensor, a->L), .room = cache};
-    for (int i = 0; i < SFT_MEMS; i++) m->mem[i].name = name[i];
-    sft__layout(m);
-    sft__rehearse(m, ops);
-    if (plan) return;
-    for (int i = 0; i < SFT_MEMS; i++) sft_arena_open(&m->mem[i], name[i], m->mem[i].peak);
-    sft_units_close(m);
-    sft__layout(m);
-}
-
-void sft_model_close(SftModel *m) {
-    for (int i = 0; i < SFT_MEMS; i++) sft_arena_close(&m->mem[i]);
-    sft_units_close(m);
-    free(m->acts);
-    free(m->cache.keys), free(m->cache.values);
-    *m = (SftModel){0};
-}
-
 // The plan of an arena: what it was opened with, or what a dry run counted.
 static size_t sft__planned(const SftArena *arena) { return arena->base ? arena->size : arena->peak; }
 
@@ -5067,6 +5217,71 @@ size_t sft_plan_bytes(const SftModel *m) {
     size_t bytes = 0;
     for (int i = 0; i < SFT_MEMS; i++) bytes += sft__planned(&m->mem[i]);
     return bytes;
+}
+
+// What the plan takes of the memory where ops work.
+static size_t sft__plan_there(const SftModel *m) { return sft_plan_bytes(m) - sft__planned(&m->mem[SFT_MEM_HOST]); }
+
+// A plan that does not fit is refused, with what would: fewer tokens at a time, with checkpointing if that is not
+// enough.
+static void sft__check_room(const SftModel *m) {
+    const SftDevice d = m->ops->device();
+    const size_t need = sft__plan_there(m);
+    if (!d.free || need <= d.free) return;
+    char fits[200] = "not even one token at a time would fit: take a smaller model";
+    for (int64_t tokens = m->tokens, found = 0; m->trains && tokens > 0 && !found; tokens /= 2)
+        for (int again = m->checkpointing; again < 2 && !found; again++) {
+            SftModel other;
+            sft_model_open(&other, &m->arch, m->type, true, again, tokens, SFT_MIN(m->targets, tokens), m->cache.room,
+                           true, m->ops);
+            found = sft__plan_there(&other) <= d.free;
+            if (found)
+                snprintf(fits, sizeof fits, "%.1f MB would do with %smicro-batches of at most %lld tokens instead of "
+                         "%lld (per_device_train_batch_size, max_length)", (double)sft__plan_there(&other) / 1e6,
+                         again && !m->checkpointing ? "gradient_checkpointing true and " : "", (long long)tokens,
+                         (long long)m->tokens);
+            sft_model_close(&other);
+        }
+    sft_die(SFT_BAD_INPUT, "the memory plan has %.1f MB, %s has %.1f MB free; %s", (double)need / 1e6, d.name,
+            (double)d.free / 1e6, fits);
+}
+
+static void sft__open_memory(SftModel *m, int i) {
+    size_t bytes = m->mem[i].peak;
+    char *base = (char *)m->ops->reserve(bytes, i == SFT_MEM_HOST);
+    if (!base) {
+        SftDevice d = m->ops->device();
+        sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s, of %.1f MB in all; %s has %.1f MB left",
+                (double)bytes / 1e6, m->mem[i].name, (double)sft_plan_bytes(m) / 1e6, d.name, (double)d.free / 1e6);
+    }
+    m->mem[i] = (SftArena){.name = m->mem[i].name, .base = base, .size = bytes};
+}
+
+void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
+                    int64_t targets, int64_t cache, bool plan, const SftOps *ops) {
+    const char *name[] = {"weights",     "master weights", "gradients", "moments",
+                          "activations", "KV cache",       "workspace", "host buffers"};
+    *m = (SftModel){.arch = *a, .ops = ops, .type = type, .trains = trains, .tokens = tokens, .targets = targets};
+    m->checkpointing = trains && checkpointing;
+    m->acts = SFT_NEW(SftActs, a->L + 1);
+    m->cache = (SftCache){.keys = SFT_NEW(SftTensor, a->L), .values = SFT_NEW(SftTensor, a->L), .room = cache};
+    for (int i = 0; i < SFT_MEMS; i++) m->mem[i].name = name[i];
+    sft__layout(m);
+    sft__rehearse(m, ops);
+    if (plan) return;
+    sft__check_room(m);
+    for (int i = 0; i < SFT_MEMS; i++) sft__open_memory(m, i);
+    sft_units_close(m);
+    sft__layout(m);
+}
+
+void sft_model_close(SftModel *m) {
+    for (int i = 0; i < SFT_MEMS; i++)
+        if (m->mem[i].base) m->ops->release(m->mem[i].base, m->mem[i].size, i == SFT_MEM_HOST);
+    sft_units_close(m);
+    free(m->acts);
+    free(m->cache.keys), free(m->cache.values);
+    *m = (SftModel){0};
 }
 
 void sft_plan_print(FILE *out, const SftModel *m) {
@@ -5408,25 +5623,15 @@ void sft_zero_grad(SftCtx *c, SftModel *m) {
         c->ops->zero(c, sft__flat_part(m->unit[u].grad, SFT_F32, 0, m->unit[u].count));
 }
 
-// Sum of squares of all gradients: each unit's by the op, the units in order, in double. While planning: 0.
-static double sft__square_sum(SftCtx *c, const SftModel *m) {
-    size_t mark = c->work->used, bytes = (size_t)m->units * 2 * sizeof(double);
-    double *sum = (double *)sft_take(c->work, bytes), squares = 0; // [units,2]
-    if (sum) memset(sum, 0, bytes);
-    for (int64_t u = 0; u < m->units; u++)
-        c->ops->sums(c, sum ? sum + 2 * u : NULL, sft__flat_part(m->unit[u].grad, SFT_F32, 0, m->unit[u].count));
-    for (int64_t u = 0; sum && u < m->units; u++) squares += sum[2 * u + 1];
-    sft_give_back(c->work, mark);
-    return squares;
-}
-
 // The Hugging Face name of the first tensor, in the model's order, whose gradient is not finite.
 static const char *sft__nonfinite(SftCtx *c, const SftModel *m, char name[256]) {
     for (int64_t u = 0; u < m->units; u++) {
         const SftTensor *dw = (const SftTensor *)&m->unit[u].dw;
         for (int slot = 0; slot < SFT_SLOTS; slot++) {
-            double sum[2] = {0, 0};
-            if (dw[slot].data) c->ops->sums(c, sum, dw[slot]);
+            sft__zero_sums(c, m, 0, 1);
+            if (dw[slot].data) c->ops->sums(c, m->sums, dw[slot]);
+            const double *sum = (const double *)sft__read(c, m->host_sums, m->sums, 2 * sizeof *sum);
+            c->ops->wait(c);
             if (!isfinite(sum[1])) return sft_hf_name(&m->arch, (SftSlot)slot, u - 1, name);
         }
     }
@@ -5448,24 +5653,9 @@ static void sft__skip(SftCtx *c, const SftModel *m, SftTrainer *t, const SftConf
                 t->scaler.scale == 1 ? "learning_rate" : "loss_scale");
 }
 
-SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *config, double grad_scale) {
-    SftRate rate = sft__rate(config, t->updates, t->total);
-    double squares = sft__square_sum(c, m), norm = sqrt(squares) / grad_scale;
-    SftStep step = {.grad_norm = norm, .lr = rate.lr, .skipped = !isfinite(squares)};
-    if (sft_planning(c)) return step;
-    t->step++;
-    if (step.skipped) {
-        sft__skip(c, m, t, config);
-        return step;
-    }
-    sft_scaler_update(&t->scaler, false); // what it says now is for the next step
-    t->bad_in_a_row = 0;
-    double clip = config->max_grad_norm > 0 ? config->max_grad_norm / (norm + 1e-6) : 1; // as clip_grad_norm_
-    step.clipped = clip < 1;
-    size_t mark = c->work->used;
-    float *factor = (float *)sft_take(c->work, sizeof *factor);
-    *factor = (float)(SFT_MIN(clip, 1) / grad_scale);
-    double n = (double)++t->updates;
+// AdamW on every unit, as the n-th step that was not skipped; what *factor says is for the ops to read.
+static void sft__adamw_units(SftCtx *c, SftModel *m, const SftConfig *config, SftRate rate, double n,
+                             const float *factor) {
     SftAdam adam = {.lr = (float)rate.lr, .beta1 = (float)rate.beta1, .beta2 = (float)rate.beta2};
     adam.eps = (float)config->adam_epsilon;
     adam.correct1 = (float)(1 - pow(rate.beta1, n)), adam.correct2 = (float)(1 - pow(rate.beta2, n));
@@ -5480,7 +5670,39 @@ SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *confi
             SftTensor rounded = sft__flat_part(m->type == SFT_F32 ? NULL : w->weights, m->type, from, count);
             if (count) c->ops->adamw(c, rounded, master, m1, v1, grad, factor, adam);
         }
+}
+
+/* The norm of all gradients is the root of the units' sums of squares, in double, the units in order. The ops need
+   nothing from the host: they make the factor that clips and unscales, and leave all as it is if that is NaN. The host
+   learns of it all in one download, which passes AdamW on its way. */
+SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *config, double grad_scale) {
+    SftRate rate = sft__rate(config, t->updates, t->total);
+    size_t mark = c->work->used;
+    float *factor = (float *)sft_take(c->work, sizeof *factor);
+    for (int64_t u = 0; u < m->units; u++)
+        c->ops->sums(c, sft__sum_pair(m, u + 1), sft__flat_part(m->unit[u].grad, SFT_F32, 0, m->unit[u].count));
+    c->ops->clip(c, factor, sft__sum_pair(m, 1), m->units, config->max_grad_norm, grad_scale);
+    const size_t bytes = (size_t)(m->units + 1) * 2 * sizeof(double);
+    const double *sum = (const double *)sft__read(c, m->host_sums, m->sums, bytes);
+    sft__adamw_units(c, m, config, rate, (double)(t->updates + 1), factor);
     sft_give_back(c->work, mark);
+    if (sft_planning(c)) return (SftStep){0};
+
+    c->ops->wait(c);
+    double squares = 0;
+    for (int64_t u = 0; u < m->units; u++) squares += sum[2 * u + 3];
+    SftStep step = {.loss = sum[0], .grad_norm = sqrt(squares) / grad_scale, .lr = rate.lr};
+    step.skipped = !isfinite(squares);
+    step.clipped = !step.skipped && sft_clip(step.grad_norm, config->max_grad_norm) < 1;
+    sft__zero_sums(c, m, 0, m->units + 1);
+    t->step++;
+    if (step.skipped) {
+        sft__skip(c, m, t, config);
+    } else {
+        sft_scaler_update(&t->scaler, false); // what it says now is for the next step
+        t->bad_in_a_row = 0;
+        t->updates++;
+    }
     return step;
 }
 
@@ -5660,6 +5882,29 @@ static void sft__moments_free(SftFileTensor *tensor, int64_t n) {
     free(tensor);
 }
 
+typedef struct { const SftModel *m; const SftFileTensor *moment; } SftMoments;
+static void sft__moment_rows(void *arg, int64_t i, int64_t first, int64_t rows, void *out) {
+    const SftMoments *s = (const SftMoments *)arg;
+    SftCtx c = sft__context(s->m);
+    size_t row = s->moment[i].bytes / (size_t)s->moment[i].dim[0];
+    s->m->ops->download(&c, out, s->moment[i].data + (size_t)first * row, (size_t)rows * row);
+    s->m->ops->wait(&c);
+}
+
+static void sft__save_moments(const SftModel *m, const char *path) {
+    SftMoments from = {m, NULL};
+    SftFileTensor *tensor;
+    int64_t n = sft__moments(m, (SftFileTensor **)&from.moment);
+    tensor = SFT_NEW(SftFileTensor, n);
+    for (int64_t i = 0; i < n; i++) {
+        tensor[i] = from.moment[i];
+        if (m->ops->remote) tensor[i].data = NULL; // then its rows are asked for
+    }
+    sft_safetensors_write(path, tensor, n, NULL, sft__moment_rows, &from);
+    free(tensor);
+    sft__moments_free((SftFileTensor *)from.moment, n);
+}
+
 // Of the state without its own "checksum": text whose layout and order do not matter.
 static void sft__state_sum(char out[24], json_t *state) {
     json_object_del(state, "checksum");
@@ -5746,10 +5991,7 @@ void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig
     sft__next_hook = sft_die_hook, sft_die_hook = sft__save_failed;
     sft_make_folder(sft__unfinished);
     sft_save_weights(m, sft__unfinished, SFT_F32, INFINITY);
-    SftFileTensor *tensor;
-    int64_t moments = sft__moments(m, &tensor);
-    sft_safetensors_write(sft_path(path, sft__unfinished, "optimizer.safetensors"), tensor, moments, NULL, NULL, NULL);
-    sft__moments_free(tensor, moments);
+    sft__save_moments(m, sft_path(path, sft__unfinished, "optimizer.safetensors"));
     if (config->model_name_or_path) sft__copy_model_files(config->model_name_or_path, sft__unfinished);
     json_t *model = sft__model_json(&m->arch);
     sft__write_json(sft__unfinished, "config.json", model);
@@ -5854,6 +6096,7 @@ static void sft__check_model(const SftModel *m, const char *folder) {
 
 static void sft__load_moments(SftModel *m, const char *folder) {
     char path[4096];
+    SftCtx c = sft__context(m);
     SftFileTensor *tensor;
     SftSafetensors f = sft_safetensors_open(sft_path(path, folder, "optimizer.safetensors"));
     int64_t n = sft__moments(m, &tensor);
@@ -5863,7 +6106,7 @@ static void sft__load_moments(SftModel *m, const char *folder) {
         if (!good || got->dim[0] != want->dim[0] || got->dim[1] != want->dim[1])
             sft_die(SFT_BAD_INPUT, "%s has no tensor %s of fp32 [%lld, %lld]", path, want->name,
                     (long long)want->dim[0], (long long)want->dim[1]);
-        memcpy((char *)want->data, got->data, want->bytes);
+        m->ops->upload(&c, (char *)want->data, got->data, want->bytes);
     }
     if (n != f.n) sft_die(SFT_BAD_INPUT, "%s has %lld tensors, the model has %lld", path, (long long)f.n, (long long)n);
     sft__moments_free(tensor, n);
@@ -6058,7 +6301,9 @@ static void sft__next_logits(SftCtx *c, SftModel *m, float *logits, int64_t row)
     const SftTensor head = m->arch.tied ? m->unit[0].w.wte : m->unit[m->units - 1].w.head_w;
     const SftTensor out = sft_rows(m->logits, 0, 1);
     c->ops->matmul_forward(c, out, SFT_NONE, sft_rows(m->final, row, 1), head, SFT_NONE, SFT_NONE, SFT_LINEAR);
-    sft_to_f32(logits, out.data, out.type, m->arch.V);
+    const void *data = sft__read(c, m->room, out.data, (size_t)m->arch.V * sft_type_size(out.type));
+    c->ops->wait(c);
+    sft_to_f32(logits, data, out.type, m->arch.V);
 }
 
 void sft_ids_add(SftIds *list, int32_t id) {
@@ -6284,6 +6529,7 @@ void sft_record_step(SftRecord *r, const SftStepLine *s) {
     if (s->update.skipped) json_object_set_new(line, "skipped", json_true());
     if (s->update.clipped) json_object_set_new(line, "clipped", json_true());
     if (s->comm_seconds > 0) sft__log_real(line, "comm_seconds", s->comm_seconds);
+    if (s->mfu > 0) sft__log_real(line, "mfu", s->mfu);
     sft_record_event(r, line);
     if (s->step % r->config->logging_steps == 0 || s->step == s->total) sft__step_print(r, s);
     sft_progress("training", (double)s->step, (double)s->total);

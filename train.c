@@ -6,6 +6,12 @@
 #include "sft.h"
 #include <signal.h>
 
+#ifdef SFT_CUDA // train_gpt2cu: the same program, its ops on a GPU
+static const SftOps *const ops = &sft_cuda;
+#else
+static const SftOps *const ops = &sft_cpu;
+#endif
+
 // What a command works on: the model with its tokenizer and chat template, and the context that its ops run in.
 typedef struct {
     const SftConfig *config;
@@ -77,8 +83,8 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int
         sft_die(SFT_BAD_INPUT, "max_length is %lld, but this model has learned positions for %lld tokens only",
                 (long long)config->max_length, (long long)r->arch.P);
     sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, targets, cache,
-                   plan, &sft_cpu);
-    r->ctx = (SftCtx){.ops = &sft_cpu, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
+                   plan, ops);
+    r->ctx = (SftCtx){.ops = ops, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
 }
 
 // Plans (or makes) the model for the largest micro-batch of the run, whose whole order is known before it begins.
@@ -238,16 +244,14 @@ static Score evaluate(Run *r, json_t *rows) {
         if (r->config->per_token && rows) // every token but a document's first is a target then
             for (int64_t i = 0; i < b->n; i++) b->target[i] = i + 1 < b->end[i] ? b->ids[i + 1] : -100;
         sft_forward(&r->ctx, &r->model, b);
-        double batch_sum = sft_loss(&r->ctx, &r->model, b, 0, logprobs);
-        if (rows) {
-            batch_sum = 0;
-            for (int64_t i = 0; i < b->n; i++) batch_sum -= targets[i] >= 0 ? (double)logprobs[i] : 0;
-            add_rows(r, rows, b, targets, logprobs);
-        }
-        sum += batch_sum;
+        sft_loss(&r->ctx, &r->model, b, 0, logprobs);
+        for (int64_t i = 0; rows && i < b->n; i++) sum -= targets[i] >= 0 ? (double)logprobs[i] : 0;
+        if (rows) add_rows(r, rows, b, targets, logprobs);
         sft_progress("evaluating", (double)SFT_MIN(at + size, d->packs), (double)d->packs);
     }
     free(packs), free(logprobs), free(targets);
+    double all = sft_loss_sum(&r->ctx, &r->model); // with per_token, not of the trained tokens alone
+    if (!rows) sum = all;
     return (Score){tokens ? sum / (double)tokens : 0, NAN, tokens};
 }
 
@@ -286,7 +290,7 @@ static Score score(Run *r, int64_t step) {
    of the mean loss over all trained tokens of the step, so their number is known before the first backward. */
 static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, int64_t rows) {
     SftStepLine line = {0};
-    double start = sft_now(), loss = 0;
+    double start = sft_now(), flops = 0, peak = ops->device().flops[r->model.type];
     for (int64_t i = 0; i < rows; i++) line.trained_tokens += sft_pack_targets(&r->train, packs[i]);
     double scale = t->scaler.scale / (double)SFT_MAX(line.trained_tokens, 1);
     int64_t size = r->config->per_device_train_batch_size;
@@ -295,16 +299,18 @@ static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, i
     for (int64_t at = 0; at < rows; at += size) {
         sft_batch_fill(&r->batch, &r->train, packs + at, SFT_MIN(size, rows - at)); // [3]
         sft_forward(&r->ctx, &r->model, &r->batch);                                // [6]
-        loss += sft_loss(&r->ctx, &r->model, &r->batch, (float)scale, NULL);       // [6]
+        sft_loss(&r->ctx, &r->model, &r->batch, (float)scale, NULL);               // [6]
         sft_backward(&r->ctx, &r->model, &r->batch);                               // [6]
         line.tokens += r->batch.n;
+        if (peak > 0) flops += sft_flops(&r->arch, &r->batch);
     }
     line.update = sft_update(&r->ctx, &r->model, t, r->config, t->scaler.scale); // [8]
-    line.loss = loss / (double)SFT_MAX(line.trained_tokens, 1);
+    line.loss = line.update.loss / (double)SFT_MAX(line.trained_tokens, 1);
     line.step = t->step;
     line.total = t->total;
     line.loss_scale = t->scaler.scale;
     line.seconds = sft_now() - start;
+    line.mfu = peak > 0 ? flops / (line.seconds * peak) : 0;
     return line;
 }
 

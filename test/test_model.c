@@ -31,7 +31,7 @@ static void drop(const char *name) {
 
 // Opens the units of a model with memory of exactly the planned size.
 static SftModel open_model(SftArch arch, SftType type, bool trains) {
-    SftModel m = {.arch = arch, .type = type, .trains = trains};
+    SftModel m = {.arch = arch, .ops = &sft_cpu, .type = type, .trains = trains};
     sft_units_open(&m);
     for (int64_t i = 0; i < m.units; i++)
         assert_true(m.unit[i].weights == NULL && m.unit[i].w.norm1_w.data == NULL && m.unit[i].count > 0);

@@ -79,7 +79,7 @@ static void the_log_has_the_names_people_know(void **state) {
     sft_record_step(r, &line);
     line.step = 2, line.update.clipped = true, line.comm_seconds = 0.125;
     sft_record_step(r, &line);
-    line.step = 3, line.update = (SftStep){NAN, 1e-5, false, true}, line.loss = INFINITY;
+    line.step = 3, line.update = (SftStep){.grad_norm = NAN, .lr = 1e-5, .skipped = true}, line.loss = INFINITY;
     sft_record_step(r, &line);
     sft_record_evaluation(r, 3, 0.5, 77, NAN);
     json_t *prompt = json_string("1 + 1 = ?");

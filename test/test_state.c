@@ -34,18 +34,20 @@ static void put(const char *folder, const char *name, const char *text) {
 
 // Lays out a model of the folder's config.json with random weights, and a trainer at step 0.
 static void run_fresh(Run *r) {
-    r->m = (SftModel){.arch = sft_arch(r->model), .type = r->config.type, .trains = true};
+    r->m = (SftModel){.arch = sft_arch(r->model), .ops = &sft_cpu, .type = r->config.type, .trains = true};
     for (int pass = 0; pass < 2; pass++) { // count, then take
         for (int i = 0; pass && i < SFT_MEMS; i++) sft_arena_open(&r->m.mem[i], "memory", r->m.mem[i].peak);
         if (pass) sft_units_close(&r->m);
         sft_units_open(&r->m);
     }
+    r->m.sums = SFT_NEW(double, 2 * (r->m.units + 1));
     sft_init_weights(&r->m, 42);
     r->t = sft_trainer(&r->config, 12);
     r->c = (SftCtx){.ops = &sft_cpu, .work = &r->work};
 }
 static void run_close(Run *r) {
     sft_units_close(&r->m);
+    free(r->m.sums);
     for (int i = 0; i < SFT_MEMS; i++) sft_arena_close(&r->m.mem[i]);
     sft_arch_free(&r->m.arch);
 }

@@ -193,6 +193,7 @@ typedef struct {
     SftModel m;
     SftUnit unit[2];
     float master[48], grad[48], mom[48], var[48];
+    double sums[6];
     uint16_t half[48];
     SftArena work;
     SftCtx c;
@@ -212,7 +213,7 @@ static void toy_open(Toy *t, SftType type) {
     }
     t->unit[0].dw.wte = sft_tensor(t->grad, SFT_F32, 40, 1, 1);
     t->unit[1].dw.norm2_w = sft_tensor(t->grad + 40, SFT_F32, 8, 1, 1);
-    t->m.unit = t->unit;
+    t->m.unit = t->unit, t->m.sums = t->sums;
     sft_arena_open(&t->work, "workspace", 1 << 20);
     t->c = (SftCtx){.ops = &sft_cpu, .work = &t->work};
 }
