@@ -128,6 +128,7 @@ $(BUILD)/emu_$(1)/test_ops.o: test/test_ops.c sft.h test/test.h Makefile
 $(BUILD)/emu_$(1)_test_ops: $(BUILD)/emu_$(1)/test_ops.o $(BUILD)/emu_$(1)/test/gpu.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $(LIBS) -lcmocka $$(EMU_LINK_$(1))
 # A ladder, from an operation's formula to its kernel; it has its own test and its own bench.
+$(patsubst test/%.cu,$(BUILD)/emu_$(1)/test/%.o,$(wildcard test/ladder/*.cu)): test/ladder/ladder.h
 $(BUILD)/emu_$(1)_ladder_%: $(BUILD)/emu_$(1)/test/ladder/%.o $(BUILD)/emu_$(1)/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_$(1)/emu.a
 	$$(CXX) $$^ -o $$@ $(LIBS) $$(EMU_LINK_$(1))
 # Kernels broken on purpose, which the detectors must catch.

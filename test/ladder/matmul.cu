@@ -9,19 +9,9 @@
        4 tensor cores    a warp multiplies matrices                        312 Tflop/s, while operands last
        5 ring of copies  operands arrive while others are multiplied       312 Tflop/s
 
-   The program tests every step against float64 and, in a trace build of test/emu, counts what they move; on a
-   GPU, `matmul bench 4096 4096 4096` times them. K must be a multiple of 32; of rows beyond the last the last is
-   read instead, and nothing is written. */
-#include "../../sft.h"
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <math.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <string>
-#include <vector>
-typedef __nv_bfloat16 bf16;
+   ladder.h says what the program does; `matmul bench 4096 4096 4096`. K must be a multiple of 32; of rows beyond the
+   last the last is read instead, and nothing is written. */
+#include "ladder.h"
 
 // --- 1: the formula ---------------------------------------------------------------------------------------------
 // Neighbours in a warp have neighbouring j: lines of w, K numbers apart. Each load of w touches 32 sectors for 64
@@ -195,26 +185,10 @@ static const Step steps[] = {
     {"ring_of_copies", ring_of_copies, 128, 1, 128, 128},
 };
 static const int STEPS = 5;
-static void cuda(cudaError_t e) {
-    if (e != cudaSuccess) printf("not ok - CUDA: %s\n", cudaGetErrorString(e)), exit(1);
-}
-static std::vector<bf16> numbers(size_t n, int site) { // in [-1, 1)
-    std::vector<bf16> v(n);
-    for (size_t i = 0; i < n; i++) v[i] = __float2bfloat16(2 * sft_uniform(sft_random(1, 0, site, i)) - 1);
-    return v;
-}
-static bf16 *on_gpu(const std::vector<bf16> &v) {
-    void *p;
-    cuda(cudaMalloc(&p, v.size() * 2 + 1)), cuda(cudaMemcpy(p, v.data(), v.size() * 2, cudaMemcpyHostToDevice));
-    return (bf16 *)p;
-}
 static void run(int s, bf16 *y, const bf16 *x, const bf16 *w, int M, int N, int K) {
     if (s == STEPS) { // what kernels.cu has
-        SftArena work = {};
-        static void *memory;
-        if (!memory) cuda(cudaMalloc(&memory, 16 << 20));
-        work.base = (char *)memory, work.size = 16 << 20;
-        SftCtx c = {&sft_cuda, NULL, &work, 0, 0};
+        SftArena work;
+        SftCtx c = context(&work);
         const SftTensor none = {}, ty = {y, SFT_BF16, {M, N, 1}}, tx = {(void *)x, SFT_BF16, {M, K, 1}};
         const SftTensor tw = {(void *)w, SFT_BF16, {N, K, 1}};
         return sft_cuda.matmul_forward(&c, ty, none, tx, tw, none, none, SFT_LINEAR);
@@ -229,16 +203,10 @@ static const char *name(int s) { return s < STEPS ? steps[s].name : "kernels.cu"
 
 static int bench(int M, int N, int K) {
     bf16 *x = on_gpu(numbers((size_t)M * K, 0)), *w = on_gpu(numbers((size_t)N * K, 1)), *y;
-    cudaEvent_t begin, end;
-    cuda(cudaMalloc((void **)&y, (size_t)M * N * 2)), cuda(cudaEventCreate(&begin)), cuda(cudaEventCreate(&end));
+    cuda(cudaMalloc((void **)&y, (size_t)M * N * 2));
     for (int s = 0; s <= STEPS; s++) {
-        float best = 1e30f, ms = 0;
-        for (int i = 0; i < 5; i++) {
-            cuda(cudaEventRecord(begin)), run(s, y, x, w, M, N, K), cuda(cudaEventRecord(end));
-            cuda(cudaEventSynchronize(end)), cuda(cudaEventElapsedTime(&ms, begin, end));
-            best = fminf(best, ms);
-        }
-        printf("%-16s %9.3f ms %8.1f Tflop/s\n", name(s), best, 2.0 * M * N * K / best * 1e-9);
+        const float ms = best_ms([&] { run(s, y, x, w, M, N, K); });
+        printf("%-16s %9.3f ms %8.1f Tflop/s\n", name(s), ms, 2.0 * M * N * K / ms * 1e-9);
     }
     return 0;
 }
@@ -248,9 +216,8 @@ static int bench(int M, int N, int K) {
 static bool right(int s, int M, int N, int K) {
     const std::vector<bf16> hx = numbers((size_t)M * K, 0), hw = numbers((size_t)N * K, 1);
     bf16 *x = on_gpu(hx), *w = on_gpu(hw), *y = on_gpu(numbers((size_t)M * N, 2));
-    std::vector<bf16> hy((size_t)M * N);
     run(s, y, x, w, M, N, K);
-    cuda(cudaMemcpy(hy.data(), y, hy.size() * 2, cudaMemcpyDeviceToHost));
+    const std::vector<bf16> hy = from_gpu(y, (size_t)M * N);
     cudaFree(x), cudaFree(w), cudaFree(y);
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
@@ -272,28 +239,25 @@ static bool right(int s, int M, int N, int K) {
 static bool counts_fall() {
     const int n = 256;
     EmuCount c[STEPS];
-    long passes[STEPS] = {}; // over the banks of shared memory
+    long passes[STEPS];
     printf("# %d x %d x %d      global read  shared passes  conflicts\n", n, n, n);
     for (int s = 0; s < STEPS; s++) {
         emu_count(true), right(s, n, n, n), emu_count(false);
-        c[s] = *emu_counts(name(s));
-        for (int i = 0; i < c[s].nlines; i++) passes[s] += c[s].lines[i].space == 's' ? c[s].lines[i].sectors : 0;
+        const Counts n(name(s));
+        c[s] = n.c, passes[s] = n.passes;
         printf("# %-16s %10ld kB %14ld %10ld\n", name(s), c[s].read / 1024, passes[s], c[s].conflicts);
     }
     return c[1].read * 100 < c[0].read && c[2].read * 4 <= c[1].read && passes[2] * 5 < passes[1] &&
            passes[3] * 5 < passes[2] && c[3].mma_flops == 2L * n * n * n && passes[4] < passes[3] &&
            c[4].conflicts == 0 && emu_races() == 0;
 }
-// kernels.cu: every access to global memory is of whole sectors (within 5 %), and no access to shared memory
-// waits for another.
 static bool op_is_clean(SftType type, int product) {
     const int N = 256, I = 192, O = 128; // rows, in, out
     const size_t size = type == SFT_F32 ? 4 : 2;
     char *memory;
     cuda(cudaMalloc((void **)&memory, 8 << 20)), cuda(cudaMemset(memory, 0, 8 << 20));
-    SftArena work = {};
-    work.base = memory + (4 << 20), work.size = 4 << 20;
-    SftCtx c = {&sft_cuda, NULL, &work, 0, 0};
+    SftArena work;
+    SftCtx c = context(&work);
     auto take = [&](SftType t, int64_t d0, int64_t d1) {
         const SftTensor r = {memory, t, {d0, d1, 1}};
         memory += (d0 * d1 * (t == SFT_F32 ? 4 : size) + 255) / 256 * 256;
@@ -307,28 +271,10 @@ static bool op_is_clean(SftType type, int product) {
     if (product == 1) sft_cuda.matmul_backward_x(&c, x, y, w, before, SFT_GELU_TANH, true);
     if (product == 2) sft_cuda.matmul_backward_w(&c, dw, db, y, x);
     emu_count(false);
-    const char *kernels[] = {"matmul_plain", "matmul_tensor", "matmul_hopper", "matmul_bias", "matmul_parts",
-                             "add_lines_kernel"};
-    bool good = true, ran = false;
-    for (const char *k : kernels) {
-        const EmuCount *n = emu_counts((std::string("{anonymous}::") + k).c_str());
-        for (int i = 0; n && i < n->nlines; i++) {
-            const EmuLine &l = n->lines[i];
-            ran = true;
-            if (l.sectors * 100 <= l.ideal * (l.space == 'g' ? 105 : 100)) continue;
-            printf("%s, line %d: %ld %s for %ld requests, %ld are enough\n", k, l.line, l.sectors,
-                   l.space == 'g' ? "sectors" : "passes", l.requests, l.ideal);
-            good = false;
-        }
-    }
-    return good && ran && emu_races() == 0;
+    return clean({"matmul_plain", "matmul_tensor", "matmul_hopper", "matmul_bias", "matmul_parts", "add_lines_kernel"});
 }
 #endif
 
-static bool good = true;
-static void report(bool ok, const char *what, const char *more) {
-    printf("%s - %s%s\n", ok ? "ok" : "not ok", what, more), good &= ok;
-}
 static void test(const char *chip) { // of kernels.cu on a chip; without one, of the steps too
     static const int shapes[][3] = {{128, 128, 64}, {200, 136, 96}, {1, 8, 32}, {130, 257, 64}};
     for (int s = *chip ? STEPS : 0; s <= STEPS; s++) {
@@ -349,14 +295,5 @@ static void test(const char *chip) { // of kernels.cu on a chip; without one, of
 }
 int main(int argc, char **argv) {
     if (argc == 5 && !strcmp(argv[1], "bench")) return bench(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
-#ifdef EMU
-    if (fork() == 0) { // another chip is another process
-        setenv("EMU_CHIP", "sm_80", 1), test(", sm_80"), fflush(stdout);
-        _exit(!good);
-    }
-    int status = 0;
-    if (wait(&status) < 0 || status != 0) good = false;
-#endif
-    test("");
-    return !good;
+    return ladder(test);
 }
