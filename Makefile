@@ -144,9 +144,10 @@ $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 	perl $^ >$@.tmp && mv $@.tmp $@
 train_gpt2cu_emu: $(BUILD)/cuda/train.o $(BUILD)/tokenizer.o $(BUILD)/emu_fast/kernels.o $(BUILD)/emu_fast/emu.a
 	$(CXX) $^ -o $@ $(LIBS) $(EMU_LINK_fast)
+test/train_cuda.sh: train_gpt2 train_gpt2cu_emu
 EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
     $(BUILD)/emu_fast_test_ops $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
-    $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))
+    $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)) test/train_cuda.sh)
 $(BUILD)/sft.o: sft.h Makefile
 	@mkdir -p $(BUILD)
 	printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' | $(CC) $(CFLAGS) $(OPT) -I. -x c -c - -o $@
