@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 # mutate.pl test/mutations.txt kernels.cu: the kernels with every mutation of the table in them, each behind a switch,
 # so that they are compiled once. A text to be changed that ends in ; or } is a statement, which becomes
-#     if (mutant(3)) { the broken one } else { the right one }
+#     { if (mutant(3)) { the broken one } else { the right one } }
 # any other an expression, (mutant(3) ? (the broken one) : (the right one)). What follows "cut" is changed for good.
 use strict;
 my ($table, $kernels) = @ARGV;
@@ -42,7 +42,7 @@ for (sort { (split ' ', $b)[0] <=> (split ' ', $a)[0] } keys %places) {
     my $statement = $text =~ /[;}]\s*(\/\/.*)?$/;
     for my $e (@{$places{$_}}) {
         if (!$e->{n}) { $text = $e->{with} }
-        elsif ($statement) { $text = "if (mutant($e->{n})) {\n$e->{with}} else {\n$text\n}" }
+        elsif ($statement) { $text = "{ if (mutant($e->{n})) {\n$e->{with}} else {\n$text\n} }" }
         else { $text = "(mutant($e->{n}) ? ($e->{with}) : ($text))" }
     }
     substr($source, $from, $to - $from) = $text;

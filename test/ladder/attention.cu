@@ -355,15 +355,11 @@ static bool right(int s, int N, int H) {
         for (bf16 e : numbers(n, i)) x[i].push_back(__bfloat162float(e));
     const std::vector<int32_t> begin((size_t)N);
     auto reference = [&](std::vector<float> &out) {
-        SftArena work = {};
-        SftCtx context = {&sft_cpu, NULL, &work, 0, 0};
         auto t = [&](std::vector<float> &e) { return tensor(e.data(), SFT_F32, N, H, D); };
-        for (int twice = 0; twice < 2; twice++) { // the first time it only says what it needs
-            sft_cpu.attention_forward(&context, t(out), tensor(lse.data(), SFT_F32, N, H, 1), t(x[0]), t(x[1]), t(x[2]),
+        on_cpu([&](SftCtx *cpu) {
+            sft_cpu.attention_forward(cpu, t(out), tensor(lse.data(), SFT_F32, N, H, 1), t(x[0]), t(x[1]), t(x[2]),
                                       begin.data(), SCALE, 0);
-            if (!twice) work.size = work.peak + 64, work.base = (char *)sft_alloc(work.size);
-        }
-        free(work.base);
+        });
     };
     reference(want);
     for (float &e : x[2]) e = fabsf(e);

@@ -38,6 +38,14 @@ static SftCtx context(SftArena *work) { // of kernels.cu, with 16 MB to work in
     *work = {}, work->base = (char *)memory, work->size = 16 << 20;
     return {&sft_cuda, NULL, work, 0, 0};
 }
+template <class F> static void on_cpu(F f) { // f(context) calls an op of sft_cpu, in exactly the memory that it plans
+    SftArena plan = {}, work = {};
+    SftCtx c = {&sft_cpu, NULL, &plan, 0, 0};
+    f(&c);
+    work.size = plan.peak, work.base = (char *)sft_alloc(plan.peak + 1), c.work = &work;
+    f(&c);
+    free(work.base);
+}
 template <class F> static float best_ms(F f) { // of five
     cudaEvent_t begin, end;
     float best = 1e30f, ms = 0;
