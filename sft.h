@@ -4714,6 +4714,7 @@ static void sft__sums(SftCtx *c, double *sum, SftTensor x) {
             int64_t n = SFT_MIN(SFT__BLOCK, size - at);
             float buf[SFT__BLOCK];
             const float *v = sft__widen(buf, x, at, n);
+            for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(v + j + 2 * SFT__BLOCK); // one stream is slow alone
 #pragma omp simd reduction(+ : s, square)
             for (int64_t j = 0; j < n; j++) s += (double)v[j], square += (double)v[j] * v[j];
         }
