@@ -6,6 +6,7 @@
 # make fat           train_gpt2cu for sm_80, 86, 89, 90a, 100 and 120 at once
 # make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, a thousand times slower
 # make test-emu      only CUDA on the CPU: test/emu/README.md
+# make kernel-report what every kernel asks of a GPU, without one; KERNEL=name: line by line
 # make bench         speed of the CPU operations and of a whole training step
 # make lint          sections, columns, warnings, C++17, the README's option table
 # make format        sets the lines that are too long, and only those (needs clang-format)
@@ -41,7 +42,7 @@ else
 CFLAGS += -DSFT_NO_OPENMP -fopenmp-simd -Wno-unknown-pragmas
 endif
 
-.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean test-emu fat
+.PHONY: all probe deps quickstart test test-programs fuzz bench lint format options clean test-emu kernel-report fat
 all: probe train_gpt2
 
 probe:
@@ -139,6 +140,20 @@ endef
 $(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
 $(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
 $(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
+# What kernels move, counted; and what ptxas gave them, where there is an nvcc. The logs stay until kernels.cu changes.
+$(BUILD)/emu_trace/test/kernel_report.o: test/cases.h
+$(BUILD)/emu_trace_kernel_report: $(BUILD)/emu_trace/test/kernel_report.o $(BUILD)/emu_trace/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_trace/emu.a
+	$(CXX) $^ -o $@ $(LIBS) $(EMU_LINK_trace)
+PTXAS_LOGS := $(if $(shell command -v $(NVCC)),$(patsubst %,$(BUILD)/ptxas_sm_%.log,80 89 90a))
+$(BUILD)/ptxas_sm_%.log: kernels.cu sft.h
+	@mkdir -p $(BUILD)
+	$(NVCC) -O3 -std=c++17 -diag-suppress 177 -cubin -arch=sm_$* -Xptxas -v $< -o $@.cubin 2>$@.tmp || { cat $@.tmp; exit 1; }
+	@rm $@.cubin && mv $@.tmp $@
+$(BUILD)/kernel_gates: $(BUILD)/emu_trace_kernel_report $(PTXAS_LOGS)
+	printf '#!/bin/sh\nexec $< gates $(PTXAS_LOGS)\n' >$@ && chmod +x $@
+kernel-report:
+	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/emu_trace_kernel_report $(if $(KERNEL),,$(PTXAS_LOGS))
+	@$(BUILD)/emu_trace_kernel_report $(if $(KERNEL),'KERNEL=$(KERNEL)',$(PTXAS_LOGS))
 $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 	@mkdir -p $(BUILD)
 	perl $^ >$@.tmp && mv $@.tmp $@
@@ -180,7 +195,7 @@ options:
 	@mkdir -p $(BUILD)
 	@printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' 'int main(void) { sft_help_markdown(stdout); }' | $(CC) $(CFLAGS) -I. -x c - -x none tokenizer.c -o $(BUILD)/options $(LIBS) && $(BUILD)/options
 
-$(BUILD)/bench: test/bench.c tokenizer.c sft.h Makefile
+$(BUILD)/bench: test/bench.c test/cases.h tokenizer.c sft.h Makefile
 	@mkdir -p $(BUILD)
 	$(CC) $(CFLAGS) $(OPT) $< tokenizer.c -o $@ $(LIBS)
 bench: deps $(BUILD)/bench

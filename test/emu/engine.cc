@@ -57,13 +57,14 @@ bool same_site(const char *a, const char *b) {
 std::string kernel_name(const char *pretty) {
     std::string s = pretty, with;
     size_t open = s.find('('), start = s.rfind(' ', open), w = s.find(" [with ");
-    if (w != std::string::npos) {
-        for (size_t i = w + 7; i + 1 < s.size(); i++)
-            if (s[i] == ';') with += ','; else if (s.compare(i, 5, "bool ") && s.compare(i, 4, "int ")) with += s[i];
-            else i += s[i] == 'b' ? 4 : 3;
-        with = "<" + with + ">";
+    for (size_t i = w + 7, end; w != std::string::npos && i < s.size(); i = end + 2) {
+        end = std::min(s.find("; ", i), s.size() - 1);
+        std::string one = s.substr(i, end - i);
+        for (const char *type : {"bool ", "int "})
+            if (!one.compare(0, strlen(type), type)) one.erase(0, strlen(type));
+        if (one.find("_t = ") == std::string::npos) with += (with.empty() ? "" : ", ") + one; // int64_t is no parameter
     }
-    return s.substr(start + 1, open - start - 1) + with;
+    return s.substr(start + 1, open - start - 1) + (with.empty() ? "" : "<" + with + ">");
 }
 
 static void where() {
@@ -591,7 +592,7 @@ void run_grid(Kernel *k, const Launch &l, const std::function<void()> &body) {
     } else
 #endif
         work();
-    trace_launch_end();
+    trace_launch_end(k, l);
     protect(true);
     check_red_zones(k);
 }

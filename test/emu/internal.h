@@ -129,7 +129,7 @@ struct Clock {};
 #define EMU_HOOK(declaration) static inline declaration {}
 #endif
 EMU_HOOK(void trace_launch(Kernel *, const Launch &))
-EMU_HOOK(void trace_launch_end())
+EMU_HOOK(void trace_launch_end(Kernel *, const Launch &))
 EMU_HOOK(void trace_block_begin())
 EMU_HOOK(void trace_block_end())
 EMU_HOOK(void trace_converge(int /* warp */, unsigned /* lanes */, bool /* ordered: __syncwarp */))

@@ -8,6 +8,7 @@ int emu_races() { return 0; }
 bool emu_traces() { return false; }
 void emu_count(bool) {}
 const EmuCount *emu_counts(const char *) { return nullptr; }
+const char *emu_kernel(int) { return nullptr; }
 void emu_report(const char *) { printf("counters need a trace build\n"); }
 #else
 #include <sys/mman.h>
@@ -22,33 +23,56 @@ typedef uint64_t Pc;
 static bool counting, racing = true;
 
 // ---- where an instruction was written: addr2line's inlined frames, innermost first, without the emulator's headers
-struct Place { std::string file = "?"; int line = 0, outer = 0; };
-static void resolve(const std::vector<Pc> &pcs, std::map<Pc, Place> &places) {
-    for (size_t from = 0; from < pcs.size(); from += 500) {
-        std::string command = "addr2line -a -i -e /proc/" + std::to_string(getpid()) + "/exe";
-        char text[600];
-        for (size_t i = from; i < std::min(pcs.size(), from + 500); i++) {
-            snprintf(text, sizeof text, " %#lx", (unsigned long)pcs[i] - 1); // into the call
-            command += text;
+struct Frame { std::string function, path, file; int line; };
+typedef std::vector<Frame> Place;
+static void ask_addr2line(Pc pc, Place &place) { // one addr2line for the whole run: it reads the program only once
+    static FILE *to, *from;
+    if (!to) {
+        const std::string exe = "/proc/" + std::to_string(getpid()) + "/exe";
+        int in[2], out[2];
+        if (pipe(in) || pipe(out)) return;
+        if (fork() == 0) {
+            dup2(in[0], 0), dup2(out[1], 1);
+            for (int fd : {in[0], in[1], out[0], out[1]}) close(fd);
+            execlp("addr2line", "addr2line", "-a", "-f", "-i", "-e", exe.c_str(), nullptr);
+            _exit(1);
         }
-        FILE *f = popen(command.c_str(), "r");
-        Place *p = nullptr;
-        while (f && fgets(text, sizeof text, f)) {
-            if (!strncmp(text, "0x", 2)) { p = &places[strtoull(text, nullptr, 16) + 1]; continue; }
-            char *colon = strrchr(text, ':'), *slash = strrchr(text, '/');
-            if (!p || !colon || strstr(text, "/emu/include/") || strstr(text, "/c++/")) continue;
-            *colon = 0;
-            int line = atoi(colon + 1);
-            if (!p->line && line) p->file = slash ? slash + 1 : text, p->line = line;
-            if (line && p->line && p->file == (slash ? slash + 1 : text)) p->outer = line;
+        close(in[0]), close(out[1]);
+        to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
+    }
+    char function[4096], text[1000];
+    fprintf(to, "%#lx\n0\n", (unsigned long)pc - 1); // into the call; the answer to 0 ends that to pc
+    fflush(to);
+    if (!fgets(text, sizeof text, from)) return;
+    while (fgets(function, sizeof function, from) && fgets(text, sizeof text, from)) {
+        if (!strncmp(function, "0x", 2)) { // the answer to 0: its address, "??", "??:0"
+            if (!fgets(text, sizeof text, from)) fail("addr2line ended");
+            return;
         }
-        if (f) pclose(f);
+        char *colon = strrchr(text, ':'), *slash = strrchr(text, '/');
+        if (!colon || strstr(text, "/emu/include/") || strstr(text, "/c++/")) continue;
+        *colon = 0;
+        if (int line = atoi(colon + 1)) place.push_back({function, text, slash ? slash + 1 : text, line});
     }
 }
-static const Place &place(Pc pc) {
-    static std::map<Pc, Place> places;
-    if (!places.count(pc)) resolve({pc}, places);
-    return places[pc];
+static const Place &frames(Pc pc) {
+    static std::unordered_map<Pc, Place> places;
+    auto found = places.find(pc);
+    if (found == places.end()) found = places.insert({pc, {}}).first, ask_addr2line(pc, found->second);
+    return found->second;
+}
+static const Frame &place(Pc pc) {
+    static const Frame unknown = {"", "?", "?", 0};
+    const Place &p = frames(pc);
+    return p.empty() ? unknown : p[0];
+}
+// The kernel's own line: of the outermost frame that is the kernel; what launched it may be around it, inlined too.
+static int own_line(const Place &frames, const std::string &kernel) {
+    for (auto f = frames.rbegin(); f != frames.rend(); f++)
+        if (f->function.find(kernel) != std::string::npos) return f->line;
+    for (auto f = frames.rbegin(); f != frames.rend(); f++)
+        if (f->file == frames[0].file) return f->line;
+    return 0;
 }
 
 // ---- races. Happens-before between the warps of a block is kept in vector clocks: clocks[w][v] is the newest moment
@@ -116,7 +140,7 @@ static bool conflict(const Cell &o, const Cell &n, bool shared, const Clock &kno
 static void race(const Cell &o, const Cell &n, bool shared) {
     if (!reported.insert({std::min(o.pc, n.pc), std::max(o.pc, n.pc)}).second) return;
     static const char *kinds[] = {"read", "write", "atomic"};
-    const Place &a = place(o.pc), &b = place(n.pc);
+    const Frame &a = place(o.pc), &b = place(n.pc);
     bool blocks = o.block != n.block, warp = warp_of(o.thread) == warp_of(n.thread);
     races++;
     fprintf(stderr, "emu: race in %s, %s memory: %s at %s:%d by ", kernel_name(engine->kernel->name).c_str(),
@@ -174,78 +198,111 @@ static void check_proxy(Pc pc, const char *p, size_t n, const Clock &known) {
 
 // ---- counters. Each thread keeps a list of what it executed. When the lanes of a warp meet, the k-th execution of an
 // instruction by one lane and the k-th by another are taken to be one instruction of the warp.
-struct Record { Pc pc; const char *p; uint16_t bytes; uint8_t kind; char space; }; // space: 'g', 's', 'b'asic block
-struct Line { Pc pc; EmuLine l; };
+struct Record { // space: 'g'lobal, 's'hared; or a 'b'asic block, `bytes` times in a row
+    Pc pc;
+    const char *p;
+    uint16_t bytes;
+    uint8_t kind;
+    char space;
+};
+static uint64_t key(const Record &r) { return r.pc << 8 | (uint64_t)r.space << 2 | r.kind; }
 struct Kernelcount {
     EmuCount c = {};
-    std::map<std::pair<Pc, int>, EmuLine> lines;
-    std::unordered_map<Pc, long> basic_blocks; // executions by threads
-    std::unordered_map<uintptr_t, int> sectors; // of this launch
+    std::unordered_map<uint64_t, EmuLine> lines; // by key: one instruction may read and write
+    std::unordered_map<Pc, long> basic_blocks;   // executions by threads
+    std::unordered_map<uintptr_t, int> sectors;  // of this launch: 1 read, 2 written
     std::vector<EmuLine> sorted;
     std::string name;
 };
 static std::map<std::string, Kernelcount> counts;
 static Kernelcount *counted;
 static std::vector<Record> records[MAX_THREADS];
-struct Group { const Record *lane[32]; int n; };
+struct Group { const Record *lane[32] = {}; int n = 0; };
 
+// The bytes that lanes from .. to-1 touch, as spans in order, none of which touches the next; returns how many.
+struct Span { uintptr_t begin, end; };
+static int spans(Span *s, const Group &g, int from, int to) {
+    int n = 0, merged = 0;
+    for (int lane = from; lane < to; lane++)
+        if (const Record *r = g.lane[lane]) s[n++] = {(uintptr_t)r->p, (uintptr_t)r->p + r->bytes};
+    std::sort(s, s + n, [](const Span &a, const Span &b) { return a.begin < b.begin; });
+    for (int i = 0; i < n; i++)
+        if (merged && s[i].begin <= s[merged - 1].end) s[merged - 1].end = std::max(s[merged - 1].end, s[i].end);
+        else s[merged++] = s[i];
+    return merged;
+}
+// f(i) for each piece of `size` bytes that the spans touch, once
+template <class F> static void each_piece(const Span *s, int n, size_t size, F f) {
+    for (uintptr_t i = 0, next = 0; n; n--, s++)
+        for (i = std::max(next, s->begin / size); i * size < s->end; i++) f(i), next = i + 1;
+}
+static void touch(Kernelcount &k, uintptr_t sector, char kind) { // kind: 'r'ead, 'w'rite, 'a'tomic
+    k.sectors[sector] |= kind == 'r' ? 1 : kind == 'w' ? 2 : 3;
+}
 static void count_global(EmuLine &l, const Group &g, Kernelcount &k) {
-    std::set<uintptr_t> sectors, words; // 32 bytes; bytes, in units of 2 where the access allows
-    int unit = l.bytes % 4 == 0 ? 4 : 1;
-    for (const Record *r : g.lane)
-        for (int b = 0; r && b < r->bytes; b += unit) {
-            sectors.insert(((uintptr_t)r->p + b) / 32);
-            words.insert(((uintptr_t)r->p + b) / unit);
-        }
-    long moved = (long)sectors.size() * 32;
-    l.sectors += (long)sectors.size(), l.ideal += ((long)words.size() * unit + 31) / 32;
-    if (l.kind != 'w') k.c.read += moved;
-    if (l.kind != 'r') k.c.written += moved;
-    for (uintptr_t s : sectors) k.sectors[s] = 1;
+    Span s[32];
+    const int n = spans(s, g, 0, 32);
+    long bytes = 0, sectors = 0;
+    for (int i = 0; i < n; i++) bytes += (long)(s[i].end - s[i].begin);
+    each_piece(s, n, 32, [&](uintptr_t sector) { sectors++, touch(k, sector, l.kind); });
+    l.sectors += sectors, l.ideal += (bytes + 31) / 32;
+    if (l.kind != 'w') k.c.read += sectors * 32;
+    if (l.kind != 'r') k.c.written += sectors * 32;
 }
 // Shared memory has 32 banks of 4 bytes. A warp's request goes in parts of 128 bytes: 32 lanes of 4 bytes, 16 of 8, 8
-// of
-// 16. A part takes as many passes as the busiest bank has different words.
+// of 16. A part takes as many passes as the busiest bank has different words.
 static void count_shared(EmuLine &l, const Group &g, Kernelcount &k) {
     int part = std::max(1, std::min(32, 128 / std::max(4, l.bytes)));
     for (int from = 0; from < 32; from += part) {
-        std::set<uintptr_t> words;
+        Span s[32];
         int banks[32] = {}, passes = 0;
-        for (int lane = from; lane < from + part; lane++)
-            if (const Record *r = g.lane[lane])
-                for (int b = 0; b < r->bytes; b += 4) words.insert(((uintptr_t)r->p + b) / 4);
-        for (uintptr_t w : words) passes = std::max(passes, ++banks[w % 32]);
+        const int n = spans(s, g, from, from + part);
+        each_piece(s, n, 4, [&](uintptr_t word) { passes = std::max(passes, ++banks[word % 32]); });
         l.sectors += passes, l.ideal += passes > 0, k.c.conflicts += std::max(0, passes - 1);
     }
 }
+static void count(const Group &g) { // one instruction of a warp
+    const Record *r = *std::find_if(g.lane, g.lane + 32, [](const Record *r) { return r != nullptr; });
+    Kernelcount &k = *counted;
+    if (r->space == 'b') {
+        long most = 0, all = 0;
+        for (const Record *x : g.lane) most = std::max<long>(most, x ? x->bytes : 0), all += x ? x->bytes : 0;
+        k.c.issued += most, k.c.active += all, k.basic_blocks[r->pc] += all;
+        return;
+    }
+    EmuLine &l = k.lines[key(*r)];
+    l.pc = r->pc, l.space = r->space, l.kind = "rwa"[r->kind], l.bytes = r->bytes;
+    l.requests++, l.lanes += g.n;
+    if (r->space == 'g') count_global(l, g, k);
+    else count_shared(l, g, k);
+}
 static void flush(int warp) {
+    std::vector<Record> *r = records + warp * 32, *first = std::find_if(r, r + 32, [](auto &v) { return !v.empty(); });
+    if (first == r + 32) return;
+    bool same = true; // did the lanes that did anything do the same?
+    for (auto *v = first; v < r + 32; v++) same &= v->empty() || v->size() == first->size();
+    for (auto *v = first; same && v < r + 32; v++)
+        same = v->empty() || std::equal(v->begin(), v->end(), first->begin(),
+                                        [](const Record &a, const Record &b) { return key(a) == key(b); });
+    for (size_t i = 0; same && i < first->size(); i++) {
+        Group g;
+        for (int lane = 0; lane < 32; lane++)
+            if (!r[lane].empty()) g.lane[lane] = &r[lane][i], g.n++;
+        count(g);
+    }
     std::unordered_map<uint64_t, std::vector<Group>> groups;
-    bool any = false;
-    for (int lane = 0; lane < 32; lane++) {
-        std::unordered_map<uint64_t, int> seen;
-        for (const Record &r : records[warp * 32 + lane]) {
-            uint64_t key = r.pc << 8 | (uint64_t)r.space << 2 | r.kind; // one instruction may read and write
-            size_t i = (size_t)seen[key]++;
-            auto &v = groups[key];
+    for (int lane = 0; !same && lane < 32; lane++) {
+        std::unordered_map<uint64_t, size_t> seen;
+        for (const Record &x : r[lane]) {
+            const size_t i = seen[key(x)]++;
+            auto &v = groups[key(x)];
             if (v.size() <= i) v.push_back(Group());
-            v[i].lane[lane] = &r, v[i].n++, any = true;
+            v[i].lane[lane] = &x, v[i].n++;
         }
     }
-    if (any) for (auto &entry : groups)
-        for (const Group &g : entry.second) {
-            const Record *r = *std::find_if(g.lane, g.lane + 32, [](const Record *r) { return r != nullptr; });
-            Kernelcount &k = *counted;
-            if (r->space == 'b') {
-                k.c.issued++, k.c.active += g.n, k.basic_blocks[r->pc] += g.n;
-                continue;
-            }
-            EmuLine &l = k.lines[{r->pc, r->kind * 2 + (r->space == 's')}];
-            l.space = r->space, l.kind = "rwa"[r->kind], l.bytes = r->bytes;
-            l.requests++, l.lanes += g.n;
-            if (r->space == 'g') count_global(l, g, k);
-            else count_shared(l, g, k);
-        }
-    for (int lane = 0; lane < 32; lane++) records[warp * 32 + lane].clear();
+    for (auto &entry : groups)
+        for (const Group &g : entry.second) count(g);
+    for (int lane = 0; lane < 32; lane++) r[lane].clear();
 }
 
 // Arithmetic instructions of each basic block, from a disassembly of this very program: scalar operations count 1,
@@ -332,8 +389,10 @@ void trace_launch(Kernel *k, const Launch &l) {
     counted->c.launches++, counted->c.blocks += (long)l.grid.x * l.grid.y * l.grid.z;
     counted->c.threads += (long)l.grid.x * l.grid.y * l.grid.z * l.block.x * l.block.y * l.block.z;
 }
-void trace_launch_end() {
-    if (counting) counted->c.needed += (long)counted->sectors.size() * 32;
+void trace_launch_end(Kernel *k, const Launch &l) {
+    if (!counting) return;
+    counted->c.shared = std::max(counted->c.shared, (long)l.dynamic + k->static_bytes);
+    for (auto &s : counted->sectors) counted->c.needed += s.second == 3 ? 64 : 32;
 }
 void trace_block_begin() {
     serial++;
@@ -398,7 +457,7 @@ void trace_async(int who, void *pc, const void *address, size_t n, Access kind, 
     if (shared && kind == READ) check_proxy((Pc)pc, p, n, start);
     if (shared || !counting) return;
     (kind == READ ? counted->c.read : counted->c.written) += (long)n;
-    counted->sectors[(uintptr_t)p / 32] = 1;
+    touch(*counted, (uintptr_t)p / 32, kind == READ ? 'r' : 'w');
 }
 void trace_async_done(int who, Clock &into, const Clock &start) {
     Clock c = start;
@@ -444,18 +503,15 @@ const EmuCount *emu_counts(const char *name) {
     for (auto &entry : counts) {
         Kernelcount &k = entry.second;
         if (entry.first != name && entry.first.substr(0, entry.first.find('<')) != name) continue;
-        std::vector<Pc> pcs;
-        std::map<Pc, Place> places;
-        for (auto &l : k.lines) pcs.push_back(l.first.first);
-        std::sort(pcs.begin(), pcs.end());
-        pcs.erase(std::unique(pcs.begin(), pcs.end()), pcs.end());
-        resolve(pcs, places);
+        std::string own = entry.first.substr(0, entry.first.find('<'));
+        own.erase(0, own.rfind(':') + 1);
         static std::set<std::string> files; // keeps the names
         std::map<std::tuple<const char *, int, int, int, int>, EmuLine> merged; // unrolled copies of a line are one
         for (auto &l : k.lines) {
-            const Place &p = places[l.first.first];
+            const Frame &p = place((Pc)l.second.pc);
             EmuLine x = l.second;
-            x.file = files.insert(p.file).first->c_str(), x.line = p.line, x.outer = p.outer;
+            x.file = files.insert(p.file).first->c_str(), x.path = files.insert(p.path).first->c_str();
+            x.line = p.line, x.outer = own_line(frames((Pc)x.pc), own);
             EmuLine &m = merged[{x.file, x.outer, x.line, x.space * 256 + x.kind, x.bytes}];
             long sums[4] = {m.requests, m.lanes, m.sectors, m.ideal};
             m = x;
@@ -475,28 +531,53 @@ const EmuCount *emu_counts(const char *name) {
     }
     return nullptr;
 }
+const char *emu_kernel(int i) {
+    for (auto &entry : counts)
+        if (i-- == 0) return entry.first.c_str();
+    return nullptr;
+}
+
+// A line of a source file without its indentation; empty if the file is not there.
+static std::string source(const char *path, int line) {
+    static std::map<std::string, std::vector<std::string>> files;
+    auto found = files.find(path);
+    if (found == files.end()) {
+        auto &lines = files[path];
+        if (FILE *f = fopen(path, "r")) {
+            for (char text[1000]; fgets(text, sizeof text, f);) {
+                text[strcspn(text, "\n")] = 0;
+                lines.push_back(text + strspn(text, " "));
+            }
+            fclose(f);
+        }
+        found = files.find(path);
+    }
+    return line >= 1 && line <= (int)found->second.size() ? found->second[line - 1] : "";
+}
+static void report_line(const EmuLine &l) {
+    const double r = (double)l.requests, got = (double)l.sectors / r, best = (double)l.ideal / r;
+    char where[40] = "";
+    if (l.line != l.outer) snprintf(where, sizeof where, "line %d: ", l.line);
+    printf("      %14s%s %-6s %2d bytes %9ld requests %5.1f lanes  %6.2f %s (at best %.2f)%s\n", where,
+           l.space == 'g' ? "global" : "shared", l.kind == 'r' ? "load" : l.kind == 'w' ? "store" : "atomic", l.bytes,
+           l.requests, (double)l.lanes / r, got, l.space == 'g' ? "sectors" : "passes ", best,
+           got > 1.05 * best ? " <--" : "");
+}
 void emu_report(const char *name) {
     for (auto &entry : counts) {
         if (name && entry.first != name && entry.first.substr(0, entry.first.find('<')) != name) continue;
         const EmuCount *c = emu_counts(entry.first.c_str());
-        printf("%s: %ld launches, %ld blocks, %ld threads, %ld block barriers\n", c->name, c->launches, c->blocks,
-               c->threads, c->barriers);
+        printf("%s: %ld launches, %ld blocks, %ld threads, %ld block barriers, %ld bytes of shared memory a block\n",
+               c->name, c->launches, c->blocks, c->threads, c->barriers, c->shared);
         printf("  global memory: %ld bytes read, %ld written; with a perfect cache %ld\n", c->read, c->written,
                c->needed);
         printf("  arithmetic: %ld, tensor cores: %ld; %.1f of 32 lanes active; %ld bank conflicts\n", c->flops,
                c->mma_flops, c->issued ? (double)c->active / (double)c->issued : 32.0, c->conflicts);
-        for (int i = 0; i < c->nlines; i++) {
+        for (int i = 0; i < c->nlines; i++) { // in order of files and the kernel's own lines
             const EmuLine &l = c->lines[i];
-            char where[200];
-            snprintf(where, sizeof where, l.line == l.outer ? "%s:%d" : "%s:%d (in %d)", l.file, l.outer, l.line);
-            double r = (double)l.requests;
-            printf("  %-28s %s %-6s %2d bytes %9ld requests %5.1f lanes  %6.2f %s (at best %.2f)\n", where,
-                   l.space == 'g' ? "global" : "shared",
-                   l.kind == 'r'   ? "load"
-                   : l.kind == 'w' ? "store"
-                                   : "atomic",
-                   l.bytes, l.requests, (double)l.lanes / r, (double)l.sectors / r,
-                   l.space == 'g' ? "sectors" : "passes ", (double)l.ideal / r);
+            if (!i || l.outer != (&l)[-1].outer || l.file != (&l)[-1].file)
+                printf("  %s:%d  %s\n", l.file, l.outer, source(l.path, l.outer).c_str());
+            report_line(l);
         }
     }
 }
@@ -518,7 +599,10 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
 void __sanitizer_cov_trace_pc() {
-    if (cur && counting) records[cur->tid].push_back({PC, nullptr, 0, 0, 'b'});
+    if (!cur || !counting) return;
+    auto &v = records[cur->tid];
+    if (!v.empty() && v.back().pc == PC && v.back().bytes < UINT16_MAX) v.back().bytes++; // a loop of one block
+    else v.push_back({PC, nullptr, 1, 0, 'b'});
 }
 }
 #endif

@@ -17,7 +17,9 @@ typedef struct EmuStream *cudaStream_t;
 // ---- what tests read: the counts of every kernel that ran while counting was on (trace builds)
 struct EmuLine {            // one instruction that touches memory
     const char *file;       // where it was written: the innermost line that is not in a header of the emulator
+    const char *path;       // the file with its folders
     int line, outer;        // outer: the kernel's own line, when the access stands in a function that was inlined
+    uint64_t pc;            // its address
     char space, kind;       // 'g'lobal or 's'hared; 'r'ead, 'w'rite, 'a'tomic
     int bytes;              // of one thread's access
     long requests, lanes;   // warp instructions, and threads that took part in them
@@ -27,7 +29,8 @@ struct EmuCount {           // one kernel, all launches since emu_count(true)
     const char *name;       // with its template arguments
     long launches, blocks, threads, barriers;
     long read, written;     // bytes of global memory moved, as whole sectors per request
-    long needed;            // bytes of distinct sectors, per launch: what a perfect cache would move
+    long needed;            // bytes of different sectors read and written, per launch: what a perfect cache moves
+    long shared;            // bytes of shared memory a block
     long flops, mma_flops;  // scalar arithmetic; tensor cores
     long issued, active;    // warp instructions (as basic blocks), threads active in them: active / issued / 32
     long conflicts;         // passes over shared memory beyond the fewest possible
@@ -36,9 +39,10 @@ struct EmuCount {           // one kernel, all launches since emu_count(true)
 };
 void emu_count(bool on);                     // on: from zero
 const EmuCount *emu_counts(const char *name); // by name, template arguments or not; null if it did not run
+const char *emu_kernel(int i);                // the name of the i-th that ran; null: there are not so many
 int emu_races();                             // races reported so far (trace builds)
 bool emu_traces();                           // is this a trace build?
-void emu_report(const char *name);           // prints one kernel's counts, line by line; null: every kernel's
+void emu_report(const char *name);           // prints one kernel's counts beside its lines; null: every kernel's
 
 namespace emu {
 // ---- a thread and where it is
