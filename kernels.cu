@@ -85,7 +85,6 @@ template <int W, class T> __device__ __forceinline__ void store(T *p, const floa
 __device__ __forceinline__ int lane() { return (int)threadIdx.x & 31; }
 __device__ __forceinline__ int warp() { return (int)threadIdx.x >> 5; }
 __device__ __forceinline__ int64_t thread() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; } // of the grid
-__device__ __forceinline__ int64_t threads() { return (int64_t)gridDim.x * blockDim.x; }
 
 // Sum and maximum over the lanes of a warp; every lane gets the same bits, for a + b == b + a.
 template <class T> __device__ __forceinline__ T warp_sum(T x) {
@@ -166,6 +165,7 @@ __device__ __forceinline__ void mma<f16>(float (&d)[4], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+#pragma nv_diag_suppress 177 // what other chips do not use
 // Hopper only (sm_90a). A barrier lies in shared memory; a phase ends when `arrivals` threads have arrived and the
 // bytes expected are there. Phases have parity 0, 1, 0, ...; on a new barrier barrier_wait(b, 1) returns at once.
 __device__ __forceinline__ void barrier_init(uint32_t b, int arrivals) {
@@ -234,6 +234,8 @@ __device__ __forceinline__ void wgmma(float (&d)[4][8][4], uint64_t a, uint64_t 
                      : WGMMA_32(d[0]), WGMMA_32(d[1]), WGMMA_32(d[2]), WGMMA_32(d[3])
                      : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
 }
+
+#pragma nv_diag_default 177
 
 // [1.4] errors, launches -----------------------------------------------------------------------------------------
 // CHECK(cudaFree(p)); and, right after kernel<<<...>>>(...): LAUNCHED("kernel"); end the program with what went wrong.
@@ -762,7 +764,7 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(1
    Banks: a line of a box is 128 bytes and chunk c of line l stands at c ^ l % 8, the swizzle that both TMA and
    wgmma know. 168 registers (more and less by role), 224 KB. Left out, for they double the code: pairs of
    blocks that share what they read (multicast), and stores by TMA; others found 5 to 15 % in them. */
-constexpr int HOPPER_STEP = 64;
+[[maybe_unused]] constexpr int HOPPER_STEP = 64;
 template <int WIDTH> struct Hopper { // a ring of stages, each with 64 k of 128 lines of a and WIDTH of b; then 8 slices
     static constexpr int BYTES_A = TILE * 128, BYTES = BYTES_A + WIDTH * 128, STAGES = WIDTH == 256 ? 4 : 6;
     static constexpr int SLICES = STAGES * BYTES, SHARED = SLICES + 8 * 4096;
@@ -1062,8 +1064,8 @@ void matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, S
 
 // [5.3] embedding, rows ------------------------------------------------------------------------------------------
 /* rows_kernel: y[i] = x[index[i]] (+ more[also[i]]), zeros where index[i] < 0. Warp per row of C numbers, 2 packs of 16
-   bytes per lane and input before the first is used. Reads and writes every number once, the floor; rows begin anywhere
-   in memory, but they are whole sectors. */
+   bytes per lane and input before the first is used. Writes every number once and reads it once, the floor; rows that
+   several tokens share, positions above all, are read by each of them, from L2. */
 template <class T, int W>
 __global__ void __launch_bounds__(256) rows_kernel(T *y, const T *x, const T *more, const int32_t *index,
                                                    const int32_t *also, int64_t N, int64_t C) {
@@ -1109,10 +1111,11 @@ void embedding_forward(SftCtx *c, SftTensor x, SftTensor wte, SftTensor wpe, con
                      numbers in shared memory, all lanes of the same one: 2 instructions each, 0.02 ms for 8192 tokens
                      on an A100, 1 ms for 65536 (a radix sort would win beyond). Integer atomics add up the slices.
        sort_place    thread per token: to its place
-       rows_add      warp per place and 128 columns: where an id begins, it takes the row of dwte and adds all of the
-                     id's tokens, 32 places at a look, 4 rows in flight. Reads dx once, and reads and writes once the
-                     rows of dwte that are met: the floor.
-   Tried on paper: a chain from each token to the next of its id. Each step of it waits for the one before. */
+       rows_add      warp per place and 512 columns: where an id begins, it takes the row of dwte and adds all of the
+                     id's tokens, 32 places at a look, 2 rows of 4 packs a lane in flight. Reads dx once, and reads and
+                     writes once the rows of dwte that are met: the floor, and 320 bytes of places to 5 KB of them.
+   Places are written as they come, 8 bytes to a sector. Columns are shared out so that a frequent id is not one warp's
+   work alone. Tried on paper: a chain from each token to the next of its id; each step waits for the one before. */
 constexpr int SLICE = 1024;
 __global__ void __launch_bounds__(256) sort_count(int *place, const int32_t *ids, int N) {
     __shared__ __align__(16) int32_t slice[SLICE];
@@ -1130,36 +1133,40 @@ __global__ void __launch_bounds__(256) sort_place(int2 *sorted, const int *place
     const int i = (int)thread();
     if (i < N) sorted[place[i]] = make_int2(ids[i], i);
 }
+constexpr int ADD_PACKS = 4; // of a lane
 template <class T, int W>
 __global__ void __launch_bounds__(256) rows_add(float *dw, const T *dx, const int2 *sorted, int N, int64_t C) {
+    constexpr int P = ADD_PACKS, U = 2;
     int at = (int)(thread() / 32);
     if (at >= N) return;
     const int id = sorted[at].x;
     if (at && sorted[at - 1].x == id) return; // not the first of its id
-    const int64_t j = ((int64_t)blockIdx.y * 32 + lane()) * W;
-    const bool mine = j < C;
-    float sum[W] = {};
-    if (mine) load(sum, dw + id * C + j);
+    const int64_t j = ((int64_t)blockIdx.y * P * 32 + lane()) * W;
+    float sum[P][W] = {}, x[U][P][W] = {};
+#pragma unroll
+    for (int p = 0; p < P; p++)
+        if (j + p * 32 * W < C) load(sum[p], dw + id * C + j + p * 32 * W);
     for (bool more = true; more; at += 32) {
         const int2 token = at + lane() < N ? sorted[at + lane()] : make_int2(-1, 0);
         const unsigned others = ~__ballot_sync(~0u, token.x == id);
         const int n = others ? __ffs((int)others) - 1 : 32; // tokens of this id among these 32
         more = n == 32;
-        for (int k = 0; k < n; k += 4) {
-            float x[4][W];
+        for (int k = 0; k < n; k += U) {
 #pragma unroll
-            for (int u = 0; u < 4; u++) {
+            for (int u = 0; u < U; u++) {
                 const int64_t row = __shfl_sync(~0u, token.y, (k + u) & 31);
-                if (mine && k + u < n) load(x[u], dx + row * C + j);
+#pragma unroll
+                for (int p = 0; p < P; p++)
+                    if (k + u < n && j + p * 32 * W < C) load(x[u][p], dx + row * C + j + p * 32 * W);
             }
 #pragma unroll
-            for (int u = 0; u < 4; u++)
-#pragma unroll
-                for (int e = 0; e < W; e++)
-                    if (k + u < n) sum[e] += x[u][e];
+            for (int i = 0; i < U * P * W; i++)
+                if (k + i / (P * W) < n) sum[i / W % P][i % W] += x[i / (P * W)][i / W % P][i % W];
         }
     }
-    if (mine) store(dw + id * C + j, sum);
+#pragma unroll
+    for (int p = 0; p < P; p++)
+        if (j + p * 32 * W < C) store(dw + id * C + j + p * 32 * W, sum[p]);
 }
 // dw[ids[i]] += dx[i]
 void add_rows(SftCtx *c, SftTensor dw, SftTensor dx, const int32_t *ids) {
@@ -1178,7 +1185,7 @@ void add_rows(SftCtx *c, SftTensor dw, SftTensor dx, const int32_t *ids) {
     with_width(dx.type, C, [&](auto t, auto w) {
         typedef decltype(t) T;
         constexpr int W = SFT_MIN(decltype(w)::value, 4); // 16 bytes of dw
-        const dim3 grid(blocks(N, 8), blocks(C, 32 * W));
+        const dim3 grid(blocks(N, 8), blocks(C, ADD_PACKS * 32 * W));
         rows_add<T, W><<<grid, 256, 0, stream(c)>>>((float *)dw.data, (const T *)dx.data, sorted, n, C);
         LAUNCHED("rows_add");
     }, dx, dw);
@@ -1193,8 +1200,9 @@ void gather_rows(SftCtx *c, SftTensor y, SftTensor x, const int32_t *index) {
     embedding_forward(c, y, x, absent, index, NULL);
 }
 
-/* scatter_rows writes dx once, the floor: which row of dy a row of dx is, or none, is found first (scatter_index), and
-   rows_kernel then gathers. To zero dx and then write the rows would move up to half as much again. */
+/* scatter_rows writes dx once, the floor: which row of dy a row of dx is, or none, is found first (scatter_index, 4
+   bytes a row, to sectors as the indices say), and rows_kernel then gathers. To zero dx and then write the rows would
+   move up to half as much again. */
 __global__ void __launch_bounds__(256) scatter_index(int32_t *from, const int32_t *index, int64_t n) {
     if (thread() < n) from[index[thread()]] = (int32_t)thread();
 }
@@ -1247,24 +1255,53 @@ void convert(SftCtx *c, SftTensor y, SftTensor x) {
 
 // [5.4] norms ----------------------------------------------------------------------------------------------------
 /* A row is the work of G threads; it stays in their registers, as PER packs of W numbers each, from its only read to
-   its only write. By the length of the row:
-       G =   8, PER = 2   up to  128 numbers (fp32: 64): heads; a warp has 4 rows
-       G =  32, PER = 4   up to 1024 (512)
-       G = 256, PER = 4   up to 8192 (4096)
-       G = 256, PER = 0   any, and rows that do not begin on 16 bytes: read again for every sum; they are in the caches
-   Floor: x read and y written, and 4 or 8 bytes of statistics a row; the weights are read by every row, from L1.
+   its only write. By the length of the row, in 16 bits (fp32: half of it):
+       G =   8, PER = 2   up to  128 numbers: heads; a warp has 4 rows, and nobody waits at a barrier
+       G =  64, PER = 2   up to 1024
+       G = 256, PER = 2   up to 4096
+       G = 512, PER = 2   up to 8192
+       G = 256, PER = 0   any, and rows that do not begin on 16 bytes: read again for every sum, from the caches
+   A block has 256 threads, or G. Floor: x read and y written, and 4 or 8 bytes of statistics a row. Every row reads the
+   weights, too, but finds them in L1: they count as moved (a third of everything), and no memory moves them.
 
    Backward also adds up dw and db over the rows. A block has a fixed share of the rows, `step` of them; a thread keeps
    the sums of its columns in registers through all of its rows, the groups of the block add theirs in order through
-   shared memory, and add_lines adds the blocks' lines in order. So dy, x and dres are read once and dx is written once;
-   the lines add 16 bytes for each column and at least NORM_ROWS rows (8 without db), and stay in L2. Rows and gradients
-   are kept as they are stored, 16 bytes in 4 registers, and widened for each of the two passes: half the registers of
-   floats, so that two blocks fit and one loads while the other adds. */
-template <int G, class T> __device__ __forceinline__ T group_sum(T x) { // over the G threads of a row
-    if constexpr (G > 32) return block_sum<G>(x);
+   shared memory (in two passes of its banks each, once a block), and add_lines adds the blocks' lines in order. So dy,
+   x and dres are read once and dx is written once; the lines add 16 bytes for each column and at least NORM_ROWS rows
+   (8 without db), and stay in L2. Rows and gradients are kept as they are stored, 16 bytes in 4 registers, and widened
+   for each of the two passes. Tried: PER = 4, rows of 1024 by a warp, without barriers. With db that takes 168 (sm_90:
+   205) registers, and one block fits where now two do, one of which loads while the other adds; held to 128, it spills.
+ */
+template <int G> constexpr int norm_threads = G > 256 ? G : 256;
+// Sum over the G <= 32 lanes of a group.
+template <int G> __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
-    for (int k = SFT_MIN(G, 32) / 2; k; k >>= 1) x += __shfl_xor_sync(~0u, x, k);
+    for (int k = G / 2; k; k >>= 1) x += __shfl_xor_sync(~0u, x, k);
     return x;
+}
+// Sums over the G threads of a row, N at once.
+template <int G, int N> __device__ __forceinline__ void group_sums(float (&x)[N]) {
+    if constexpr (G <= 32) {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = lanes_sum<G>(x[i]);
+    } else {
+        constexpr int K = G / 32; // warps of a row
+        __shared__ float part[N][norm_threads<G> / 32];
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = warp_sum(x[i]);
+        __syncthreads(); // the sums of an earlier call have been read
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (lane() == 0) part[i][warp()] = x[i];
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = lanes_sum<K>(part[i][warp() / K * K + lane() % K]);
+    }
+}
+template <int G> __device__ __forceinline__ float group_sum(float x) {
+    float one[1] = {x};
+    group_sums<G>(one);
+    return one[0];
 }
 // f(p, j) for the thread's packs of a row of C numbers: the p-th begins at column j.
 template <int W, int G, int PER, class F> __device__ __forceinline__ void each_pack(int64_t C, F f) {
@@ -1283,15 +1320,16 @@ template <class F, class... Tensors> void with_row(SftType type, int64_t C, F f,
         constexpr int W = decltype(w)::value;
         if constexpr (W == 1) return f(t, w, Int<256>(), Int<0>());
         else if (C <= 16 * W) f(t, w, Int<8>(), Int<2>());
-        else if (C <= 128 * W) f(t, w, Int<32>(), Int<4>());
-        else if (C <= 1024 * W) f(t, w, Int<256>(), Int<4>());
+        else if (C <= 128 * W) f(t, w, Int<64>(), Int<2>());
+        else if (C <= 512 * W) f(t, w, Int<256>(), Int<2>());
+        else if (C <= 1024 * W) f(t, w, Int<512>(), Int<2>());
         else f(t, w, Int<256>(), Int<0>());
     }, tensors...);
 }
 
 template <class T, int W, int G, int PER, bool CENTRED>
-__global__ void __launch_bounds__(256) norm_kernel(T *y, float *stat, const T *x, const T *w, const T *b, int64_t rows,
-                                                   int64_t C, float eps) {
+__global__ void __launch_bounds__(norm_threads<G>, 512 / norm_threads<G>)
+    norm_kernel(T *y, float *stat, const T *x, const T *w, const T *b, int64_t rows, int64_t C, float eps) {
     const int64_t row = thread() / G, n = row < rows ? C : 0; // of a row that does not exist, nothing
     x += row * C, y += row * C;
     Pack<T, W> kept[SFT_MAX(PER, 1)];
@@ -1322,7 +1360,7 @@ __global__ void __launch_bounds__(256) norm_kernel(T *y, float *stat, const T *x
         store(y + j, out);
     });
     if (threadIdx.x % G || row >= rows) return;
-    if (CENTRED) ((float2 *)stat)[row] = make_float2(mean, rstd);
+    if (CENTRED) stat[2 * row] = mean, stat[2 * row + 1] = rstd;
     else stat[row] = rstd;
 }
 template <bool CENTRED>
@@ -1333,7 +1371,7 @@ void norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor
     with_row(x.type, C, [&](auto t, auto pack, auto g, auto per) {
         typedef decltype(t) T;
         constexpr int W = decltype(pack)::value, G = decltype(g)::value, PER = decltype(per)::value;
-        norm_kernel<T, W, G, PER, CENTRED><<<blocks(rows, 256 / G), 256, 0, stream(c)>>>(
+        norm_kernel<T, W, G, PER, CENTRED><<<blocks(rows, norm_threads<G> / G), norm_threads<G>, 0, stream(c)>>>(
             (T *)y.data, (float *)stat.data, (const T *)x.data, (const T *)w.data, (const T *)b.data, rows, C, eps);
         LAUNCHED("norm");
     }, y, x, w, b);
@@ -1347,10 +1385,10 @@ void rmsnorm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTen
 
 constexpr int NORM_BLOCKS = 256, NORM_ROWS = 16; // blocks at most; rows of a block at least
 template <class T, int W, int G, int PER, bool CENTRED>
-__global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, float *lines_b, const T *dres,
-                                                        const T *dy, const T *x, const T *w, const float *stat,
-                                                        int64_t rows, int64_t C, int64_t step) {
-    constexpr int P = SFT_MAX(PER, 1), GROUPS = 256 / G;
+__global__ void __launch_bounds__(norm_threads<G>, 512 / norm_threads<G>)
+    norm_grad_kernel(T *dx, float *lines_w, float *lines_b, const T *dres, const T *dy, const T *x, const T *w,
+                     const float *stat, int64_t rows, int64_t C, int64_t step) {
+    constexpr int P = SFT_MAX(PER, 1), THREADS = norm_threads<G>, GROUPS = THREADS / G;
     const int64_t first = blockIdx.x * step, end = SFT_MIN(rows, first + step);
     const int group = threadIdx.x / G;
     lines_w += blockIdx.x * C, lines_b += blockIdx.x * C;
@@ -1364,7 +1402,7 @@ __global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, f
             if (!PER) ws[p] = *(const Pack<T, W> *)(w + j);
         };
         if (PER) each_pack<W, G, PER>(n, fetch);
-        float mean = 0, rstd = 0, g1 = 0, g2 = 0;
+        float mean = 0, rstd = 0, average[CENTRED ? 2 : 1] = {}; // of g u, of g
         if (n && CENTRED) mean = stat[2 * row], rstd = stat[2 * row + 1];
         if (n && !CENTRED) rstd = stat[row];
         each_pack<W, G, PER>(n, [&](int p, int64_t j) {
@@ -1374,8 +1412,8 @@ __global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, f
             for (int e = 0; e < W; e++) {
                 const float u = (to_float(xs[p].v[e]) - mean) * rstd, d = to_float(dys[p].v[e]);
                 const float g = d * to_float(ws[p].v[e]);
-                sum_w[p][e] += d * u, g2 += g * u;
-                if (CENTRED) sum_b[p][e] += d, g1 += g;
+                sum_w[p][e] += d * u, average[0] += g * u;
+                if constexpr (CENTRED) sum_b[p][e] += d, average[1] += g;
             }
             if (!PER) {
                 store(lines_w + j, sum_w[0]), store(lines_b + j, sum_b[0]);
@@ -1383,8 +1421,8 @@ __global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, f
                 for (int e = 0; e < W; e++) sum_w[0][e] = sum_b[0][e] = 0;
             }
         });
-        if (CENTRED) g1 = group_sum<G>(g1) / (float)C;
-        g2 = group_sum<G>(g2) / (float)C;
+        group_sums<G>(average);
+        const float g_u = average[0] / (float)C, g_1 = CENTRED ? average[CENTRED] / (float)C : 0;
         each_pack<W, G, PER>(n, [&](int p, int64_t j) {
             if (!PER) fetch(p, j);
             float out[W] = {};
@@ -1392,7 +1430,7 @@ __global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, f
 #pragma unroll
             for (int e = 0; e < W; e++) {
                 const float u = (to_float(xs[p].v[e]) - mean) * rstd, g = to_float(dys[p].v[e]) * to_float(ws[p].v[e]);
-                out[e] += rstd * (g - g1 - u * g2);
+                out[e] += rstd * (g - g_1 - u * g_u);
             }
             store(dx + row * C + j, out);
         });
@@ -1403,7 +1441,7 @@ __global__ void __launch_bounds__(256) norm_grad_kernel(T *dx, float *lines_w, f
             __syncthreads();
             each_pack<W, G, PER>(C, [&](int p, int64_t j) { store(&all[group][j], which ? sum_b[p] : sum_w[p]); });
             __syncthreads();
-            for (int64_t j = threadIdx.x; j < C; j += 256) {
+            for (int64_t j = threadIdx.x; j < C; j += THREADS) {
                 float total = 0;
 #pragma unroll
                 for (int k = 0; k < GROUPS; k++) total += all[k][j];
@@ -1427,7 +1465,7 @@ void norm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftTenso
     with_row(x.type, C, [&](auto t, auto pack, auto g, auto per) {
         typedef decltype(t) T;
         constexpr int W = decltype(pack)::value, G = decltype(g)::value, PER = decltype(per)::value;
-        norm_grad_kernel<T, W, G, PER, CENTRED><<<n, 256, 0, stream(c)>>>(
+        norm_grad_kernel<T, W, G, PER, CENTRED><<<n, norm_threads<G>, 0, stream(c)>>>(
             (T *)dx.data, lines, lines + n * C, (const T *)dres.data, (const T *)dy.data, (const T *)x.data,
             (const T *)w.data, (const float *)stat.data, rows, C, step);
         LAUNCHED("norm_grad");
@@ -1446,8 +1484,8 @@ void rmsnorm_backward(SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, Sft
 
 // [5.5] rotary positions -----------------------------------------------------------------------------------------
 /* rope_table: thread per number j < D/2 and 16 tokens. The frequency takes a power in double, hundreds of instructions,
-   so it is made once for the 16 tokens, and again only where dynamic scaling meets another document. Writes N D floats
-   once a step: nothing beside the rest. */
+   so it is made once for the 16 tokens, and again only where dynamic scaling meets another document. Writes N D floats,
+   and reads 3 numbers a token, each a sector to itself for every warp: once a step, nothing beside the rest. */
 constexpr int ROPE_TOKENS = 16;
 __global__ void rope_table_kernel(float *table, SftArch a, const int32_t *pos, const int32_t *begin,
                                   const int32_t *end, int64_t N) {
@@ -1473,9 +1511,10 @@ void rope_table(SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos
 }
 
 /* rope: in place. A thread has W numbers of the first half of a head and the W of the second that turn with them, of
-   every 4th head of a token: it reads the token's cosines and sines once and keeps them. Moves x twice, the floor, and
-   the table 4 times (by the 4 threads of each pair; the others find it in L1), 8 D bytes a token against 2 H D. */
-constexpr int ROPE_SHARE = 4;
+   every other head of a token, 4 heads at a time: it reads the token's cosines and sines once and keeps them. Moves x
+   twice, the floor, and the table twice, for the second of the two threads from L1: 8 D bytes a token against 4 H D (16
+   bits), which is much for the 2 or 3 heads of k only. */
+constexpr int ROPE_SHARE = 2;
 template <class T, int W>
 __global__ void __launch_bounds__(256) rope_kernel(T *x, const float *table, int64_t N, int64_t H, int64_t D,
                                                    float sign) {
@@ -1486,7 +1525,7 @@ __global__ void __launch_bounds__(256) rope_kernel(T *x, const float *table, int
     load(cosine, table + i * D + j), load(sine, table + i * D + half + j);
 #pragma unroll
     for (int e = 0; e < W; e++) sine[e] *= sign;
-#pragma unroll 2
+#pragma unroll 4
     for (int64_t h = rest % ROPE_SHARE; h < H; h += ROPE_SHARE) {
         T *at = x + (i * H + h) * D + j;
         float a[W], b[W];
@@ -2283,67 +2322,73 @@ void swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, Sf
 }
 
 /* cross_entropy: block per row. One pass for maximum and sum together (Milakov, Gimelshein 2018: the sum is rescaled
-   where the maximum grows, once per 4 packs), one for the gradient. The second pass reads the row again: at most 4 V
-   bytes moved by DRAM for the 2 bytes read and 2 written of a logit in bf16 if the row is still in L2, else 6. That is
-   why a block has 1024 threads, so that few rows are on the way at once: 132 rows of 152,000 numbers are 40 MB.
-   Rows from the last to the first: the matmul that made the logits ended with the last, and the one that follows begins
-   with the first. */
-template <class T, int W>
-__global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *logits, const int32_t *target, int64_t V,
-                                                             int64_t Vp, float scale) {
-    constexpr int U = 4, STEP = 1024 * W;
+   where the maximum grows, once per 4 packs), one for the gradient. Floor: a logit read once and written once. The
+   second pass reads the row again, from L2 if few rows are on the way at once: so a block has all 1024 threads, and 132
+   rows of 152,000 numbers in bf16 are 40 MB, an H100's L2. Rows go from the last to the first: the matmul that made the
+   logits ended with the last, and the one that follows begins with the first. GPT-2's 50,257 columns put most rows on
+   odd addresses. So packs lie where memory's sectors do: the first begins up to 31 bytes before the row, and what a
+   pack has outside of the row is neither read nor written. */
+template <class T>
+__global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *logits, const int32_t *target, int V,
+                                                             int Vp, float scale) {
+    constexpr int W = wide<T>, U = 4, STEP = 1024 * W;
     const int64_t row = gridDim.x - 1 - blockIdx.x;
     const int label = target[row];
     T *x = logits + row * Vp;
-    float most = -1e30f, sum = 0, v[U][W];
-    // U packs from column j0 on; of columns that are none, minus infinity
-    auto fetch = [&](int64_t j0) {
+    const int first = (int)threadIdx.x * W - (int)((uintptr_t)x % 32 / sizeof(T));
+    Pack<T, W> v[U];
+    auto fetch = [&](int j0) { // U packs from column j0 on; of columns that are none, minus infinity
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (j0 + u * STEP < V) load(v[u], x + j0 + u * STEP);
+        for (int u = 0; u < U; u++) {
+            const int j = j0 + u * STEP;
+            if (j >= 0 && j + W <= V) v[u] = *(const Pack<T, W> *)(x + j);
+            else
 #pragma unroll
-        for (int u = 0; u < U; u++)
-#pragma unroll
-            for (int e = 0; e < W; e++)
-                if (j0 + u * STEP + e >= V) v[u][e] = -INFINITY;
-    };
-    if (label >= 0)
-        for (int64_t j0 = threadIdx.x * W; j0 < V; j0 += U * STEP) {
-            fetch(j0);
-            float m = most;
-#pragma unroll
-            for (int k = 0; k < U * W; k++) m = fmaxf(m, v[k / W][k % W]);
-            sum *= sft_exp(most - m), most = m;
-#pragma unroll
-            for (int k = 0; k < U * W; k++) sum += sft_exp(v[k / W][k % W] - m);
+                for (int e = 0; e < W; e++) v[u].v[e] = j + e >= 0 && j + e < V ? x[j + e] : from_float<T>(-INFINITY);
         }
+    };
+    float most = -1e30f, sum = 0;
+    for (int j0 = first; j0 < V && label >= 0; j0 += U * STEP) {
+        fetch(j0);
+        float m = most;
+#pragma unroll
+        for (int k = 0; k < U * W; k++) m = fmaxf(m, to_float(v[k / W].v[k % W]));
+        sum *= sft_exp(most - m), most = m;
+#pragma unroll
+        for (int k = 0; k < U * W; k++) sum += sft_exp(to_float(v[k / W].v[k % W]) - m);
+    }
     const float correct = label >= 0 && threadIdx.x == 0 ? to_float(x[label]) : 0; // before it is overwritten
     const float all = block_max<1024>(most);
     const float lse = all + logf(block_sum<1024>(sum * sft_exp(most - all)));
     if (threadIdx.x == 0) loss[row] = label >= 0 ? lse - correct : 0;
-    if (scale == 0) return;
-    for (int64_t j0 = threadIdx.x * W; j0 < Vp; j0 += U * STEP) {
-        if (label >= 0) fetch(j0);
+    for (int j0 = first; j0 < Vp && scale != 0; j0 += U * STEP) {
+        fetch(j0);
 #pragma unroll
         for (int u = 0; u < U; u++) {
+            const int j = j0 + u * STEP;
+            float d[W];
 #pragma unroll
             for (int e = 0; e < W; e++) {
-                const int64_t j = j0 + u * STEP + e;
-                v[u][e] = label >= 0 && j < V ? (sft_exp(v[u][e] - lse) - (j == label ? 1.0f : 0.0f)) * scale : 0;
+                d[e] = (sft_exp(to_float(v[u].v[e]) - lse) - (j + e == label ? 1.0f : 0.0f)) * scale;
+                if (label < 0 || j + e >= V) d[e] = 0;
             }
-            if (j0 + u * STEP < Vp) store(x + j0 + u * STEP, v[u]);
+            if (j >= 0 && j + W <= Vp) store(x + j, d);
+            else
+#pragma unroll
+                for (int e = 0; e < W; e++)
+                    if (j + e >= 0 && j + e < Vp) x[j + e] = from_float<T>(d[e]);
         }
     }
 }
 void cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V, float scale) {
     const int64_t N = logits.dim[0], Vp = width(logits);
     if (sft_planning(c) || !N) return;
-    with_width(logits.type, Vp, [&](auto t, auto w) {
+    with_type(logits.type, [&](auto t) {
         typedef decltype(t) T;
-        cross_entropy_kernel<T, decltype(w)::value><<<blocks(N, 1), 1024, 0, stream(c)>>>(
-            (float *)loss.data, (T *)logits.data, target, V, Vp, scale);
+        cross_entropy_kernel<T><<<blocks(N, 1), 1024, 0, stream(c)>>>((float *)loss.data, (T *)logits.data, target,
+                                                                     (int)V, (int)Vp, scale);
         LAUNCHED("cross_entropy");
-    }, logits);
+    });
 }
 
 /* sums: block per SUMS numbers, 4 packs per thread in flight, sums in double; then one block adds the blocks' sums.
