@@ -165,7 +165,6 @@ __device__ __forceinline__ void mma<f16>(float (&d)[4], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#pragma nv_diag_suppress 177 // what other chips do not use
 // Hopper only (sm_90a). A barrier lies in shared memory; a phase ends when `arrivals` threads have arrived and the
 // bytes expected are there. Phases have parity 0, 1, 0, ...; on a new barrier barrier_wait(b, 1) returns at once.
 __device__ __forceinline__ void barrier_init(uint32_t b, int arrivals) {
@@ -234,8 +233,6 @@ __device__ __forceinline__ void wgmma(float (&d)[4][8][4], uint64_t a, uint64_t 
                      : WGMMA_32(d[0]), WGMMA_32(d[1]), WGMMA_32(d[2]), WGMMA_32(d[3])
                      : "l"(a), "l"(b), "r"(add), "n"(DOWN_A), "n"(DOWN_B));
 }
-
-#pragma nv_diag_default 177
 
 // [1.4] errors, launches -----------------------------------------------------------------------------------------
 // CHECK(cudaFree(p)); and, right after kernel<<<...>>>(...): LAUNCHED("kernel"); end the program with what went wrong.
@@ -764,7 +761,7 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(1
    Banks: a line of a box is 128 bytes and chunk c of line l stands at c ^ l % 8, the swizzle that both TMA and
    wgmma know. 168 registers (more and less by role), 224 KB. Left out, for they double the code: pairs of
    blocks that share what they read (multicast), and stores by TMA; others found 5 to 15 % in them. */
-[[maybe_unused]] constexpr int HOPPER_STEP = 64;
+constexpr int HOPPER_STEP = 64;
 template <int WIDTH> struct Hopper { // a ring of stages, each with 64 k of 128 lines of a and WIDTH of b; then 8 slices
     static constexpr int BYTES_A = TILE * 128, BYTES = BYTES_A + WIDTH * 128, STAGES = WIDTH == 256 ? 4 : 6;
     static constexpr int SLICES = STAGES * BYTES, SHARED = SLICES + 8 * 4096;
@@ -1359,9 +1356,9 @@ __global__ void __launch_bounds__(norm_threads<G>, 512 / norm_threads<G>)
         for (int e = 0; e < W; e++) out[e] = (to_float(kept[p].v[e]) - mean) * rstd * weight[e] + bias[e];
         store(y + j, out);
     });
-    if (threadIdx.x % G || row >= rows) return;
-    if (CENTRED) stat[2 * row] = mean, stat[2 * row + 1] = rstd;
-    else stat[row] = rstd;
+    constexpr int STATS = CENTRED ? 2 : 1;
+    const int t = threadIdx.x % G;
+    if (row < rows && t < STATS) stat[STATS * row + t] = t < STATS - 1 ? mean : rstd;
 }
 template <bool CENTRED>
 void norm_forward(SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, SftTensor b, float eps) {

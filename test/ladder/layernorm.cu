@@ -1,6 +1,6 @@
 /* layernorm.cu - from the formula to the speed of the memory: y = (x - mean) / sqrt(variance + eps) * w + b for each
    row of x[N,C] in bf16. The formula does some 10 flop for 4 bytes: all that counts is which bytes move, and how. Four
-   steps of one idea each; the fifth is layernorm_forward of kernels.cu: step 4 with 8, 32 or 256 threads a row, by its
+   steps of one idea each; the fifth is layernorm_forward of kernels.cu: step 4 with 8 to 512 threads a row, by its
    length.
 
        step           idea                                             global memory for each number, C large
@@ -292,7 +292,7 @@ static void test(const char *chip) { // of the steps and of kernels.cu
     if (!emu_traces()) return;
     report(counts_fall(), "each step moves what the table says", "");
     for (SftType type : {SFT_F32, SFT_BF16}) // fp16 runs the same lines as bf16
-        for (int C : {64, 768, 4096})        // 8, 32 and 256 threads a row
+        for (int C : {64, 768, 4096})        // 8, 64, 256 (fp32: 512) threads a row
             for (bool centred : {true, false})
                 for (bool backward : {false, true}) {
                     const std::string what = std::string(sft_type_name(type)) + ", rows of " + std::to_string(C) +
