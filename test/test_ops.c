@@ -733,6 +733,28 @@ static void sums_work(void **state) {
         }
 }
 
+static void clip_works(void **state) {
+    (void)state;
+    static const struct { double max_norm, scale, bad; } cases[] = {
+        {0, 1, 0}, {1, 1, 0}, {100, 1, 0}, {1, 65536, 0}, {0, 65536, 0}, {1, 1, INFINITY}, {0, 8, NAN}};
+    for (int i = 0; i < SFT_COUNT(cases); i++)
+        for (int n = 1; n < 50; n += 16) {
+            double sum[100], squares = 0;
+            for (int k = 0; k < 2 * n; k++) sum[k] = k % 2 ? fabs(random_number()) * pow(cases[i].scale, 2) : NAN;
+            for (int k = 0; k < n; k++) squares += sum[2 * k + 1];
+            if (cases[i].bad != 0) sum[2 * n - 1] = cases[i].bad;
+            const double norm = sqrt(squares) / cases[i].scale, most = cases[i].max_norm; // 0.4 to 6
+            const double want = (most > 0 && norm > most ? most / (norm + 1e-6) : 1) / cases[i].scale;
+            float got = 0, *factor = put(&got, sizeof got);
+            double *gpu = put(sum, sizeof sum);
+            RUN(clip, factor, gpu, n, most, cases[i].scale);
+            copy(&got, factor, sizeof got);
+            fingerprint = (fingerprint ^ sft_f32_bits(got)) * 0x100000001b3u;
+            assert_true(cases[i].bad != 0 ? isnan(got) : fabs(got - want) <= 0x1p-24 * want);
+            release(factor), release(gpu);
+        }
+}
+
 static void adamw_is_that_of_pytorch(void **state) {
     (void)state;
     for (int type = 0; type < SFT_TYPES; type++)
@@ -763,7 +785,13 @@ static void adamw_is_that_of_pytorch(void **state) {
                 sft_from_f32(&f, (SftType)type, full + i, 1), sft_to_f32(&f, &f, (SftType)type, 1);
                 assert_true(f == half[i]);
             }
-            free(size), free(full), free(half), release(scale);
+            f = NAN, copy(scale, &f, sizeof f); // a step that is skipped
+            RUN(adamw, low.t, w.t, m.t, v.t, grad.t, scale, adam);
+            float *after = get(w.t);
+            assert_memory_equal(after, full, (size_t)n * sizeof *full);
+            check("adamw m, skipped", m.t, m.x, size, 1);
+            check("adamw v, skipped", v.t, v.x, NULL, 2);
+            free(size), free(full), free(half), free(after), release(scale);
             DROP(w, m, v, grad, low);
         }
 }
@@ -772,7 +800,7 @@ static void adamw_is_that_of_pytorch(void **state) {
 static void (*const everything[])(void **) = {
     matmul_works,        attention_works,           norms_work,   embedding_works,
     rows_and_types_work, rope_turns_and_turns_back, swiglu_works, cross_entropy_works,
-    sums_work,           adamw_is_that_of_pytorch};
+    sums_work,           clip_works,                adamw_is_that_of_pytorch};
 static void unaligned_tensors_work(void **state) {
     shift = 1;
     for (int i = 0; i < SFT_COUNT(everything); i++) everything[i](state);
@@ -819,7 +847,7 @@ static void planning_needs_no_data(void **state) {
         o->attention_backward(&c, q, k, k, q, q, s, q, k, k, NULL, NULL, 1, 0);
     o->swiglu_forward(&c, x, x, x), o->swiglu_backward(&c, x, x, x, x, x), o->cross_entropy(&c, s, y, NULL, 100, 1);
     o->gather_rows(&c, x, x, NULL), o->scatter_rows(&c, x, x, NULL), o->zero(&c, x), o->convert(&c, f, x);
-    o->sums(&c, NULL, x), o->adamw(&c, x, f, f, f, f, NULL, (SftAdam){0});
+    o->sums(&c, NULL, x), o->clip(&c, NULL, NULL, 3, 1, 1), o->adamw(&c, x, f, f, f, f, NULL, (SftAdam){0});
     assert_true(plan.used == 0 && plan.peak > 0);
 }
 
@@ -836,7 +864,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(embedding_works), cmocka_unit_test(rows_and_types_work),
     cmocka_unit_test(rope_table_is_that_of_transformers), cmocka_unit_test(rope_turns_and_turns_back),
     cmocka_unit_test(swiglu_works), cmocka_unit_test(cross_entropy_works), cmocka_unit_test(sums_work),
-    cmocka_unit_test(adamw_is_that_of_pytorch), cmocka_unit_test(unaligned_tensors_work),
+    cmocka_unit_test(clip_works), cmocka_unit_test(adamw_is_that_of_pytorch), cmocka_unit_test(unaligned_tensors_work),
     cmocka_unit_test(planning_needs_no_data),
 #ifndef SFT_TEST_CUDA
     cmocka_unit_test(threads_change_nothing)};
