@@ -748,19 +748,19 @@ X(adamw,              (SftCtx *c, SftTensor weights, SftTensor master, SftTensor
 // clang-format on
 typedef struct { // what ops run on; 0: not known
     char name[256];
-    size_t memory, free;         // bytes that there are; that are free
-    double flops[SFT_TYPES];     // the most operations per second, by type
+    size_t memory, free;     // bytes that there are; that are free
+    double flops[SFT_TYPES]; // the most operations per second, by type
 } SftDevice;
 typedef struct SftOps {
     const char *name;
     /* Memory. A model's arenas lie where ops work. If that is not the host's own memory (remote), the host reads and
        writes it only by these calls, which keep their place among the ops. */
     bool remote;
-    void *(*reserve)(size_t bytes, bool host);              // zeroed; host: the host's end of transfers; NULL: no more
+    void *(*reserve)(size_t bytes, bool host); // zeroed, NULL if there is none; host: the host's end of transfers
     void (*release)(void *p, size_t bytes, bool host);
-    void (*upload)(SftCtx *c, void *to, const void *from, size_t bytes);   // when it returns, `from` may change
-    void (*download)(SftCtx *c, void *to, const void *from, size_t bytes); // of what is there now; begins
-    void (*wait)(SftCtx *c);                                // until all downloads have arrived
+    void (*upload)(SftCtx *c, void *to, const void *from, size_t bytes);   // `from` may change when it returns
+    void (*download)(SftCtx *c, void *to, const void *from, size_t bytes); // has begun when it returns
+    void (*wait)(SftCtx *c);                                               // until all downloads have arrived
     SftDevice (*device)(void);
 #define X(op, args) void(*op) args;
     SFT_OPS(X)

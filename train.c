@@ -21,6 +21,7 @@ typedef struct {
     SftArch arch;
     SftModel model;
     SftCtx ctx;
+    SftDevice device; // that they run on
     SftDataset train, validation;
     SftBatch batch;
     SftRecord *record;
@@ -84,6 +85,7 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int
                 (long long)config->max_length, (long long)r->arch.P);
     sft_model_open(&r->model, &r->arch, config->type, trains, config->gradient_checkpointing, tokens, targets, cache,
                    plan, ops);
+    if (!plan) r->device = ops->device();
     r->ctx = (SftCtx){.ops = ops, .work = &r->model.mem[SFT_MEM_WORK], .seed = (uint64_t)config->seed};
 }
 
@@ -290,7 +292,7 @@ static Score score(Run *r, int64_t step) {
    of the mean loss over all trained tokens of the step, so their number is known before the first backward. */
 static SftStepLine optimizer_step(Run *r, SftTrainer *t, const int64_t *packs, int64_t rows) {
     SftStepLine line = {0};
-    double start = sft_now(), flops = 0, peak = ops->device().flops[r->model.type];
+    double start = sft_now(), flops = 0, peak = r->device.flops[r->model.type];
     for (int64_t i = 0; i < rows; i++) line.trained_tokens += sft_pack_targets(&r->train, packs[i]);
     double scale = t->scaler.scale / (double)SFT_MAX(line.trained_tokens, 1);
     int64_t size = r->config->per_device_train_batch_size;
@@ -327,6 +329,7 @@ static int train(const SftConfig *config) {
     for (int plan = 1; plan >= 0; plan--) {
         open_run_model(&r, true, plan); // [4] [6]
         if (plan) sft_plan_print(stderr, &r.model);
+        else if (ops->remote) fprintf(stderr, "%s, %.1f GB\n", r.device.name, (double)r.device.memory / 1e9);
     }
     const int64_t rows = rows_per_step(config), per_epoch = sft_steps_per_epoch(&r.train, rows);
     int64_t *order = SFT_NEW(int64_t, r.train.packs), order_of = -1;
