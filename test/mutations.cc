@@ -33,7 +33,7 @@ struct Side { // of the comparison
     SftOps op;
     SftCtx c;
     SftTensor t[10];
-    const int32_t *begin, *end; // documents of attention
+    const int32_t *begin, *end; // documents of attention; ids
 };
 static const SftTensor none = {};
 static void forward(Side &s) { s.op.matmul_forward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], SFT_GELU); }
@@ -46,6 +46,14 @@ static void attend_backward(Side &s) {
     s.op.attention_forward(&s.c, t[4], t[5], t[6], t[7], t[8], s.begin, 0.2f, 0);
     s.op.attention_backward(&s.c, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], s.begin, s.end, 0.2f, 0);
 }
+static void norm(Side &s) { s.op.layernorm_forward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], 1e-5f); }
+static void norm_backward(Side &s) {
+    s.op.layernorm_backward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7]);
+}
+static void embed(Side &s) { s.op.embedding_forward(&s.c, s.t[0], s.t[1], s.t[2], s.begin, s.begin); }
+static void embed_backward(Side &s) { s.op.embedding_backward(&s.c, s.t[0], none, s.t[1], s.begin, NULL); }
+static void loss(Side &s) { s.op.cross_entropy(&s.c, s.t[0], s.t[1], s.end, 997, 1); }
+static void sum(Side &s) { s.op.sums(&s.c, (double *)s.t[0].data, s.t[1]); }
 static SftTensor h(int64_t a, int64_t b = 1, int64_t c = 1) { return {NULL, SFT_BF16, {a, b, c}}; }
 static SftTensor f(int64_t a, int64_t b = 1, int64_t c = 1) { return {NULL, SFT_F32, {a, b, c}}; }
 struct Trial {
@@ -59,6 +67,7 @@ struct Trial {
 static const std::vector<Trial> trials = {
     {"forward", forward, 1, true,
      {h(136, 272), none, h(136, 80), h(272, 80), h(272), h(136, 272)}, {"matmul_tensor", "matmul_hopper"}},
+    {"embedding", embed, 1, true, {h(50, 48), h(1, 48), none}, {"rows_kernel"}},
 #ifdef EMU_TRACE
     {"plain", forward, 2, false,
      {h(130, 132), h(130, 132), h(130, 36), h(132, 36), h(132), h(130, 132)}, {"matmul_plain"}},
@@ -76,14 +85,24 @@ static const std::vector<Trial> trials = {
     {"attention_backward_odd", attend_backward, 3, false,
      {h(50, 4, 36), h(50, 2, 36), h(50, 2, 36), h(50, 4, 36), h(50, 4, 36), f(50, 4), h(50, 4, 36), h(50, 2, 36),
       h(50, 2, 36)}, {}},
+    {"norm", norm, 2, true, {h(40, 64), f(40, 2), h(40, 64), h(64), h(64)}, {"norm_kernel"}},
+    {"norm_wide", norm, 2, true, {h(5, 1536), f(5, 2), h(5, 1536), h(1536), h(1536)}, {"norm_kernel"}},
+    {"norm_backward", norm_backward, 3, true,
+     {h(40, 768), f(768), f(768), h(40, 768), h(40, 768), h(40, 768), h(768), f(40, 2)},
+     {"norm_grad_kernel", "add_lines_kernel"}},
+    {"embedding_backward", embed_backward, 1, true, {f(150, 96), h(150, 96)}, {"rows_add"}},
+    {"cross_entropy", loss, 2, true, {f(20), h(20, 1008)}, {"cross_entropy_kernel"}},
+    {"sums", sum, 0, true, {f(4), h(40000)}, {"sums_kernel"}}, // of values, none: doubles are not compared here
 #endif
 };
 static SftOps kernels() { // what is not called is not compiled
     SftOps o = {};
-    o.name = "cuda", o.matmul_forward = matmul_forward;
+    o.name = "cuda", o.matmul_forward = matmul_forward, o.embedding_forward = embedding_forward;
 #ifdef EMU_TRACE
     o.matmul_backward_w = matmul_backward_w;
     o.attention_forward = attention_forward, o.attention_backward = attention_backward;
+    o.layernorm_forward = layernorm_forward, o.layernorm_backward = layernorm_backward;
+    o.embedding_backward = embedding_backward, o.cross_entropy = cross_entropy, o.sums = sums;
 #endif
     return o;
 }
