@@ -365,6 +365,19 @@ static void attention_works(void **state) {
         attention_case((SftType)type, 300, 300, 1, 1, 4, 140, 100);
         attention_case((SftType)type, 1, 70, 4, 2, 16, 1, 0);    // generation: few queries, many keys
         attention_case((SftType)type, 5, 203, 2, 1, 16, 5, 33);
+        attention_case((SftType)type, 16, 130, 3, 1, 256, 16, 0);
+        attention_case((SftType)type, 1, 300, 8, 2, 72, 1, 0);
+        attention_case((SftType)type, 20, 90, 4, 2, 64, 20, 0); // a longer prompt behind a cache
+        attention_case((SftType)type, 33, 100, 2, 1, 40, 33, 50);
+        attention_case((SftType)type, 40, 40, 2, 1, 32, 25, 0); // heads of models, and such as fit no tile
+        attention_case((SftType)type, 70, 70, 4, 2, 40, 33, 0);
+        attention_case((SftType)type, 150, 150, 2, 1, 64, 90, 0);
+        attention_case((SftType)type, 66, 66, 2, 2, 72, 66, 20);
+        attention_case((SftType)type, 65, 65, 3, 1, 80, 30, 0);
+        attention_case((SftType)type, 140, 140, 1, 1, 128, 140, 0);
+        attention_case((SftType)type, 50, 50, 2, 1, 136, 31, 0);
+        attention_case((SftType)type, 70, 70, 2, 1, 256, 70, 30);
+        attention_case((SftType)type, 20, 20, 256, 128, 8, 13, 0); // so many heads that a block has all of a group
     }
     attention_case(SFT_F32, 40, 40, 2, 1, 256, 13, 0);
     attention_case(SFT_F32, 300, 300, 2, 1, 64, 1, 0);
