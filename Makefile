@@ -6,7 +6,7 @@
 # make fat           train_gpt2cu for sm_80, 86, 89, 90a, 100 and 120 at once
 # make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, a thousand times slower
 # make test-emu      only CUDA on the CPU: test/emu/README.md
-# make kernel-report what every kernel asks of a GPU, without one; KERNEL=name: line by line
+# make kernel-report what every kernel asks of a GPU, without one; KERNEL=name: line by line; LADDER=name: of a ladder
 # make bench         speed of the CPU operations and of a whole training step
 # make lint          sections, columns, warnings, C++17, the README's option table
 # make format        sets the lines that are too long, and only those (needs clang-format)
@@ -89,6 +89,14 @@ train_gpt2cu: $(CUDA_PROGRAM) $(BUILD)/cuda/kernels.o
 fat: $(CUDA_PROGRAM) $(BUILD)/fat/kernels.o
 	$(CUDA_LINK)
 
+# What test/gpu_check.sh runs: every op on the GPU against float64, and its speed, beside cuBLAS's where that links.
+$(BUILD)/cuda/test_ops: $(BUILD)/emu_fast/test_ops.o test/gpu.cu $(BUILD)/tokenizer.o $(BUILD)/cuda/kernels.o
+	$(NVCC) -O3 -std=c++17 $^ -o $@ $(LIBS) -lcmocka $(if $(HAVE_OPENMP),-lgomp)
+BENCH_CUDA = test/bench.cu $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/cuda/kernels.o
+$(BUILD)/cuda/bench: $(BENCH_CUDA) test/cases.h
+	$(NVCC) -O3 -std=c++17 -DCUBLAS $(BENCH_CUDA) -o $@ $(LIBS) $(if $(HAVE_OPENMP),-lgomp) -lcublas 2>$@.log || \
+	    $(NVCC) -O3 -std=c++17 $(BENCH_CUDA) -o $@ $(LIBS) $(if $(HAVE_OPENMP),-lgomp)
+
 # Tests: every test/test_NAME.c is a program; it is built twice, as it is and under AddressSanitizer + UBSan.
 TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 SANITIZE = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -139,7 +147,8 @@ $(BUILD)/emu_$(1)_mutations: $(BUILD)/emu_$(1)/$(BUILD)/mutated.o $(BUILD)/sft.o
 endef
 $(eval $(call emu_mode,fast,-O2 -march=native,-march=native,-fopenmp))
 $(eval $(call emu_mode,asan,$(SANITIZE),-DEMU_ASAN,-fopenmp $(SANITIZE)))
-$(eval $(call emu_mode,trace,-O1 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
+# DWARF 4: addr2line 2.40 takes the first file of DWARF 5 for another.
+$(eval $(call emu_mode,trace,-O1 -gdwarf-4 -fno-tree-sra -fno-ipa-sra -DEMU_TRACE -fsanitize=thread -fsanitize-coverage=trace-pc -fno-pie,-DEMU_TRACE -fno-pie,-fopenmp -no-pie))
 # What kernels move, counted; and what ptxas gave them, where there is an nvcc. The logs stay until kernels.cu changes.
 $(BUILD)/emu_trace/test/kernel_report.o: test/cases.h
 $(BUILD)/emu_trace_kernel_report: $(BUILD)/emu_trace/test/kernel_report.o $(BUILD)/emu_trace/kernels.o $(BUILD)/sft.o $(BUILD)/tokenizer.o $(BUILD)/emu_trace/emu.a
@@ -152,8 +161,13 @@ $(BUILD)/ptxas_sm_%.log: kernels.cu sft.h
 $(BUILD)/kernel_gates: $(BUILD)/emu_trace_kernel_report $(PTXAS_LOGS)
 	printf '#!/bin/sh\nexec $< gates $(PTXAS_LOGS)\n' >$@ && chmod +x $@
 kernel-report:
+ifdef LADDER
+	@$(MAKE) --no-print-directory -s $(BUILD)/emu_trace_ladder_$(LADDER)
+	@$(BUILD)/emu_trace_ladder_$(LADDER) report
+else
 	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/emu_trace_kernel_report $(if $(KERNEL),,$(PTXAS_LOGS))
 	@$(BUILD)/emu_trace_kernel_report $(if $(KERNEL),'KERNEL=$(KERNEL)',$(PTXAS_LOGS))
+endif
 $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 	@mkdir -p $(BUILD)
 	perl $^ >$@.tmp && mv $@.tmp $@

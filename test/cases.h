@@ -208,6 +208,7 @@ static void optimizer_cases(SftType type, int64_t P) {
         CASE(convert, "to fp32", type, 0, (4 + e) * n, w, low);
     } else {
         CASE(sums, "", type, 0, 4 * n, sum, grad);
+        CASE(clip, "two sectors", type, 0, 64, factor, sum, 1, 1.0, 1.0);
         CASE(zero, "", type, 0, 4 * n, grad);
     }
     sft_give_back(&memory, mark);

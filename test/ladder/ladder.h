@@ -16,7 +16,7 @@ typedef __nv_bfloat16 bf16;
 static void cuda(cudaError_t e) {
     if (e != cudaSuccess) printf("not ok - CUDA: %s\n", cudaGetErrorString(e)), exit(1);
 }
-static std::vector<bf16> numbers(size_t n, int site) { // in [-1, 1)
+static inline std::vector<bf16> numbers(size_t n, int site) { // in [-1, 1)
     std::vector<bf16> v(n);
     for (size_t i = 0; i < n; i++) v[i] = __float2bfloat16(2 * sft_uniform(sft_random(1, 0, site, i)) - 1);
     return v;
@@ -32,7 +32,7 @@ template <class T> static std::vector<T> from_gpu(const T *p, size_t n) {
     cuda(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
     return v;
 }
-static SftCtx context(SftArena *work) { // of kernels.cu, with 16 MB to work in
+static inline SftCtx context(SftArena *work) { // of kernels.cu, with 16 MB to work in
     static void *memory;
     if (!memory) cuda(cudaMalloc(&memory, 16 << 20));
     *work = {}, work->base = (char *)memory, work->size = 16 << 20;
@@ -59,7 +59,7 @@ template <class F> static float best_ms(F f) { // of five
 }
 
 static bool good = true;
-static void report(bool ok, const char *what, const char *more) {
+static inline void report(bool ok, const char *what, const char *more) {
     printf("%s - %s%s\n", ok ? "ok" : "not ok", what, more), good &= ok;
 }
 
@@ -93,7 +93,7 @@ static inline bool clean(std::initializer_list<const char *> kernels, bool (*exc
 #endif
 
 // test("") tests the steps and the op; test(", sm_80"), the op on an older chip, is another process.
-static int ladder(void (*test)(const char *chip)) {
+static inline int ladder(void (*test)(const char *chip)) {
 #ifdef EMU
     if (fork() == 0) {
         setenv("EMU_CHIP", "sm_80", 1), test(", sm_80"), fflush(stdout);
