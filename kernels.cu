@@ -1252,7 +1252,8 @@ void convert(SftCtx *c, SftTensor y, SftTensor x) {
 
 // [5.4] norms ----------------------------------------------------------------------------------------------------
 /* A row is the work of G threads; it stays in their registers, as PER packs of W numbers each, from its only read to
-   its only write. By the length of the row, in 16 bits (fp32: half of it):
+   its only write (test/ladder/layernorm.cu: how one comes to that). By the length of the row, in 16 bits (fp32: half of
+   it):
        G =   8, PER = 2   up to  128 numbers: heads; a warp has 4 rows, and nobody waits at a barrier
        G =  64, PER = 2   up to 1024
        G = 256, PER = 2   up to 4096
@@ -1571,6 +1572,9 @@ void rope_backward(SftCtx *c, SftTensor dx, SftTensor table) { rope(c, dx, table
        backward dq    q, dy     k, v     q k^T, dP = dy v^T     dq = scale dS k
        backward dkv   k, v      q, dy    k q^T, dP = v dy^T     dk = scale dS q,  dv = P dy
 
+   L (log2 of a query's sum of exponentials) and delta (dy . y) are numbers of a query: forward leaves lse, and
+   attention_delta_kernel makes both of it before the passes. In dkv a query is a column: the tile brings them along.
+
    dq sums over keys, dk and dv over queries, so they want different owners. Either one pass does all, 5 products,
    and adds dq up in memory: deterministic only if every block has an fp32 copy of dq (gigabytes), which costs 8
    bytes of traffic per number and tile, 80 flop a byte with 64 rows: at 1 TB/s half of what an RTX 4090
@@ -1588,7 +1592,9 @@ void rope_backward(SftCtx *c, SftTensor dx, SftTensor table) { rope(c, dx, table
        256     64, 32, 320, 64 KB                        64, 16, 427, dk 427, dv 384, 96 KB: a pass each
 
    Two blocks of 4 warps run on a multiprocessor of an A100 (on an RTX 4090 one from D = 128 on; its tensor cores
-   take 8 cycles an mma, and shared memory is no bound). Other D are padded with zeros in shared memory. */
+   take 8 cycles an mma, and shared memory is no bound). Other D are padded with zeros in shared memory. Registers on
+   tensor cores: 181 to 255, which is why masks and bounds are asked for anew in every tile; none spills. Banks and
+   sectors are gated by test/ladder/attention.cu, which climbs from the formula to the forward kernel in five steps. */
 struct Attention {
     int N, M, H, K, group, D, window; // queries, keys; heads, key heads, H / K; window 0: no limit
     float scale, scale2;              // scale2 = scale log2(e): every exponential is a power of 2, one instruction
@@ -1758,9 +1764,10 @@ __device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&o)[ND][4]
 }
 
 /* attention_forward. Block per (64 R queries, head), 16 R queries a warp. k and v have a buffer each and take turns: v
-   arrives during q k^T and the softmax, the next k during P v. Two barriers a tile. Moves q and y once, k and v once
-   for 64 R queries and every head of a group, mostly from L2, where blocks of the same head find what their
-   neighbours have read. The last queries, which see most keys, begin first. 2 N^2 D H flop a document. */
+   arrives during q k^T and the softmax, the next k during P v. Two barriers a tile. Moves q and y once. k and v are
+   read by each block, once for 64 R queries of a head, but mostly from L2, where blocks of the same key head find what
+   their neighbours have read. The last queries, which see most keys, begin first. A document of N tokens is 2 N^2 D H
+   flop: two products, and half of N^2 pairs are seen. */
 template <class T, int D, int R, int COLS>
 __global__ void __launch_bounds__(128, 2)
 attention_forward_mma(T *y, float *lse, const T *q, const T *k, const T *v, Attention a) {
