@@ -325,16 +325,16 @@ void wait_for_downloads(SftCtx *) { CHECK(cudaStreamSynchronize(transfers().copi
 /* The most that a GPU can do, in 10^12 flop/s: tensor cores with 16-bit numbers and fp32 sums, without sparsity; fp32
    without tensor cores. From NVIDIA's data sheets of the chips and its white papers of GA102 (RTX 30), AD102 (RTX 40)
    and GB202 (RTX 50), whose consumer cards sum in fp32 at half the speed of their fp16 sums. A name is found where it
-   stands as words of the driver's name for the GPU; of two that fit, the first counts. */
+   stands as words of the driver's name for the GPU; of two that fit, the first counts. RTX names must be whole: one
+   that goes on (SUPER, Laptop GPU) is another chip. So is a part of a chip (MIG). */
 struct Peak { const char *name; double half, single; };
 const Peak peaks[] = {
-    {"B300", 2250, 75},       {"GB200", 2500, 80},      {"B200", 2250, 75},       {"GH200", 990, 67},
-    {"H200 NVL", 836, 60},    {"H200", 990, 67},        {"H100 NVL", 836, 60},    {"H100 PCIe", 756, 51},
-    {"H100", 990, 67},        {"H800", 990, 67},        {"H20", 148, 44},         {"A100", 312, 19.5},
-    {"A800", 312, 19.5},      {"A30", 165, 10.3},       {"A40", 149.7, 37.4},     {"A10G", 70, 31.5},
-    {"A10", 125, 31.2},       {"L40S", 362, 91.6},      {"L40", 181, 90.5},       {"L4", 121, 30.3},
-    {"T4", 65, 8.1},          {"V100", 125, 15.7},      {"RTX A6000", 154.8, 38.7}, {"RTX A5000", 111.1, 27.8},
-    {"RTX 6000 Ada", 364.2, 91.1}, {"RTX 5090", 209.5, 104.8}, {"RTX 5080", 112.6, 56.3}, {"RTX 4090 D", 147, 73.5},
+    {"B300", 2250, 75}, {"GB200", 2500, 80}, {"B200", 2250, 75}, {"GH200", 990, 67}, {"H200 NVL", 836, 60},
+    {"H200", 990, 67}, {"H100 NVL", 836, 60}, {"H100 PCIe", 756, 51}, {"H100", 990, 67}, {"H800", 990, 67},
+    {"H20", 148, 44}, {"A100", 312, 19.5}, {"A800", 312, 19.5}, {"A30", 165, 10.3}, {"A40", 149.7, 37.4},
+    {"A10G", 70, 31.5}, {"A10", 125, 31.2}, {"L40S", 362, 91.6}, {"L40", 181, 90.5}, {"L4", 121, 30.3},
+    {"T4", 65, 8.1}, {"V100", 125, 15.7}, {"RTX A6000", 154.8, 38.7}, {"RTX A5000", 111.1, 27.8},
+    {"RTX 6000 Ada Generation", 364.2, 91.1}, {"RTX 5090", 209.5, 104.8}, {"RTX 5080", 112.6, 56.3},
     {"RTX 4090", 165.2, 82.6}, {"RTX 4080", 97.5, 48.7}, {"RTX 3090 Ti", 80, 40}, {"RTX 3090", 71, 35.6},
     {"RTX 3080", 59.5, 29.8},
 };
@@ -346,7 +346,8 @@ SftDevice device() {
     snprintf(d.name, sizeof d.name, "%.255s", gpu().name);
     for (const Peak &p : peaks) {
         const char *at = strstr(d.name, p.name), *end = at ? at + strlen(p.name) : NULL;
-        if (!at || (at > d.name && at[-1] != ' ') || isalnum(*end) || strstr(d.name, "Laptop")) continue;
+        if (!at || (at > d.name && at[-1] != ' ') || isalnum(*end)) continue;
+        if ((*end && strstr(p.name, "RTX")) || strstr(d.name, "MIG")) continue;
         d.flops[SFT_F32] = p.single * 1e12;
         d.flops[SFT_F16] = p.half * 1e12;
         if (gpu().major >= 8) d.flops[SFT_BF16] = p.half * 1e12; // earlier ones have no bf16

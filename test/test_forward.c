@@ -481,6 +481,31 @@ static void a_document_continues_from_a_cache(void **state) {
     }
 }
 
+// Counted from the tensor table: each token meets each matrix of the blocks, each target the head, each pair of tokens
+// that see each other (at most `window` back) q k and p v in each head. Twice that for a product and a sum, three times
+// for backward.
+static void operations_are_counted(void **state) {
+    (void)state;
+    for (int i = 0; i < SFT_COUNT(families); i++) {
+        char path[4096];
+        SftArch a = sft_arch(folder(path, families[i].name));
+        int32_t pos[7] = {0, 1, 2, 0, 1, 2, 3};
+        SftBatch b = {.n = 7, .trained = 4, .pos = pos};
+        double matrices = 0, pairs = 0;
+        for (int s = 0; s < SFT_SLOTS; s++) {
+            SftSlotInfo t = sft_slot(&a, (SftSlot)s);
+            if (t.unit == SFT_BLOCK && t.decay) matrices += (double)(t.rows * t.cols * a.L);
+        }
+        for (int64_t l = 0; l < a.L; l++)
+            for (int k = 0; k < 7; k++)
+                for (int back = 0; back <= pos[k]; back++)
+                    pairs += !a.window || l < a.window_from || back < a.window;
+        double want = 6 * (7 * matrices + 4 * (double)(a.V * a.C) + 2 * pairs * (double)(a.H * a.D));
+        assert_true(fabs(sft_flops(&a, &b) - want) < 0.5);
+        sft_arch_free(&a);
+    }
+}
+
 SFT_TEST_MAIN(cmocka_unit_test(every_family_gives_pytorchs_logits_loss_and_gradients),
               cmocka_unit_test(three_steps_of_adamw_are_pytorchs),
               cmocka_unit_test(documents_in_one_row_are_as_if_alone),
@@ -491,4 +516,4 @@ SFT_TEST_MAIN(cmocka_unit_test(every_family_gives_pytorchs_logits_loss_and_gradi
 #endif
               cmocka_unit_test(the_plan_is_what_is_used), cmocka_unit_test(nothing_to_learn_from_is_zero),
               cmocka_unit_test(a_batch_that_does_not_fit_is_refused),
-              cmocka_unit_test(a_document_continues_from_a_cache))
+              cmocka_unit_test(a_document_continues_from_a_cache), cmocka_unit_test(operations_are_counted))
