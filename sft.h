@@ -4755,7 +4755,7 @@ static void sft__transfer(SftCtx *c, void *to, const void *from, size_t bytes) {
 static void sft__wait(SftCtx *c) { (void)c; }
 static SftDevice sft__device(void) {
     size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    return (SftDevice){.name = "CPU", .memory = bytes, .free = bytes}; // others' share can be swapped out
+    return (SftDevice){.name = "this machine", .memory = bytes, .free = bytes}; // others' share can be swapped out
 }
 
 const SftOps sft_cpu = {
@@ -5230,20 +5230,20 @@ static void sft__check_room(const SftModel *m) {
     const size_t need = sft__plan_there(m);
     if (!d.free || need <= d.free) return;
     char fits[200] = "not even one token at a time would fit: take a smaller model";
-    for (int64_t tokens = m->tokens, found = 0; m->trains && tokens > 0 && !found; tokens /= 2)
+    for (int64_t tokens = m->tokens, found = 0; tokens > 0 && !found; tokens /= 2)
         for (int again = m->checkpointing; again < 2 && !found; again++) {
             SftModel other;
-            sft_model_open(&other, &m->arch, m->type, true, again, tokens, SFT_MIN(m->targets, tokens), m->cache.room,
-                           true, m->ops);
+            sft_model_open(&other, &m->arch, m->type, m->trains, again, tokens, SFT_MIN(m->targets, tokens),
+                           m->cache.room, true, m->ops);
             found = sft__plan_there(&other) <= d.free;
             if (found)
                 snprintf(fits, sizeof fits, "%.1f MB would do with %smicro-batches of at most %lld tokens instead of "
-                         "%lld (per_device_train_batch_size, max_length)", (double)sft__plan_there(&other) / 1e6,
+                         "%lld (per_device_%s_batch_size, max_length)", (double)sft__plan_there(&other) / 1e6,
                          again && !m->checkpointing ? "gradient_checkpointing true and " : "", (long long)tokens,
-                         (long long)m->tokens);
+                         (long long)m->tokens, m->trains ? "train" : "eval");
             sft_model_close(&other);
         }
-    sft_die(SFT_BAD_INPUT, "the memory plan has %.1f MB, %s has %.1f MB free; %s", (double)need / 1e6, d.name,
+    sft_die(SFT_BAD_INPUT, "the memory plan has %.1f MB, %s can give %.1f MB; %s", (double)need / 1e6, d.name,
             (double)d.free / 1e6, fits);
 }
 
@@ -5252,7 +5252,7 @@ static void sft__open_memory(SftModel *m, int i) {
     char *base = (char *)m->ops->reserve(bytes, i == SFT_MEM_HOST);
     if (!base) {
         SftDevice d = m->ops->device();
-        sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s, of %.1f MB in all; %s has %.1f MB left",
+        sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s, of %.1f MB in all; %s can give %.1f MB",
                 (double)bytes / 1e6, m->mem[i].name, (double)sft_plan_bytes(m) / 1e6, d.name, (double)d.free / 1e6);
     }
     m->mem[i] = (SftArena){.name = m->mem[i].name, .base = base, .size = bytes};

@@ -481,6 +481,40 @@ static void a_document_continues_from_a_cache(void **state) {
     }
 }
 
+// A plan that memory cannot hold is refused with what would fit, which is a plan of its own.
+static size_t room;
+static SftDevice small_device(void) { return (SftDevice){.name = "a small GPU", .free = room}; }
+static void *nothing(size_t bytes, bool host) {
+    (void)bytes, (void)host;
+    return NULL;
+}
+static void a_plan_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    char path[4096];
+    SftArch a = sft_arch(folder(path, "llama"));
+    SftOps small = sft_cpu;
+    small.device = small_device;
+    SftModel m, plan[2];
+    for (int again = 0; again < 2; again++) {
+        sft_model_open(&plan[again], &a, SFT_F32, true, again, 40, 40, 0, true, &small);
+        room = sft_plan_bytes(&plan[again]);
+    }
+    assert_true(room < sft_plan_bytes(&plan[0]));
+#define OPEN(trains) sft_model_open(&m, &a, SFT_F32, trains, false, 40, 40, 0, false, &small)
+    EXPECT_ERROR(OPEN(true), "gradient_checkpointing true and micro-batches of at most 40 tokens");
+    assert_int_equal(test__status, SFT_BAD_INPUT);
+    room--;
+    EXPECT_ERROR(OPEN(true), "at most 20 tokens instead of 40 (per_device_train_batch_size");
+    room = 1;
+    EXPECT_ERROR(OPEN(true), "not even one token");
+    EXPECT_ERROR(OPEN(false), "not even one token");
+    room = 1 << 30, small.reserve = nothing;
+    EXPECT_ERROR(OPEN(true), "MB for weights");
+    assert_int_equal(test__status, SFT_BROKEN);
+    for (int again = 0; again < 2; again++) sft_model_close(&plan[again]);
+    sft_arch_free(&a);
+}
+
 // Counted from the tensor table: each token meets each matrix of the blocks, each target the head, each pair of tokens
 // that see each other (at most `window` back) q k and p v in each head. Twice that for a product and a sum, three times
 // for backward.
@@ -516,4 +550,5 @@ SFT_TEST_MAIN(cmocka_unit_test(every_family_gives_pytorchs_logits_loss_and_gradi
 #endif
               cmocka_unit_test(the_plan_is_what_is_used), cmocka_unit_test(nothing_to_learn_from_is_zero),
               cmocka_unit_test(a_batch_that_does_not_fit_is_refused),
-              cmocka_unit_test(a_document_continues_from_a_cache), cmocka_unit_test(operations_are_counted))
+              cmocka_unit_test(a_document_continues_from_a_cache), cmocka_unit_test(operations_are_counted),
+              cmocka_unit_test(a_plan_that_does_not_fit_is_refused))
