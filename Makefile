@@ -175,7 +175,7 @@ train_gpt2cu_emu: $(BUILD)/cuda/train.o $(BUILD)/tokenizer.o $(BUILD)/emu_fast/k
 	$(CXX) $^ -o $@ $(LIBS) $(EMU_LINK_fast)
 test/train_cuda.sh: train_gpt2 train_gpt2cu_emu
 EMU_TESTS := $(if $(HAVE_CXX),$(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
-    $(BUILD)/emu_fast_test_ops $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
+    $(BUILD)/emu_fast_test_ops $(BUILD)/kernel_gates $(BUILD)/emu_asan_mutations $(BUILD)/emu_trace_mutations \
     $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)) test/train_cuda.sh)
 $(BUILD)/sft.o: sft.h Makefile
 	@mkdir -p $(BUILD)

@@ -310,7 +310,6 @@ static struct Exception {
     {BYTES, "layernorm_backward", "", 1.3, "a line of sums for every block of rows: less, the more rows there are"},
     {BYTES, "rmsnorm_backward", "", 1.2, "the same"},
     {SPILLS, "rope_table_kernel", "", 64, "sine and cosine of large angles: CUDA's own table, in local memory"},
-    {SECTORS, "cross_entropy_kernel", "", 2, "rows of an odd vocabulary begin in the middle of a sector"},
     {SECTORS, "sort_place", "", 4, "a counting sort scatters: 4 bytes a token"},
     {SECTORS, "scatter_index", "", 4, "writes where the indices say: 4 bytes a row"},
     {BYTES, "cross_entropy", "", 2.5, "the second pass over a row, which an L2 serves"},
