@@ -2,7 +2,7 @@
 # make quickstart    install what is missing, build, fine-tune the model in data/: two minutes
 # make test          install what is missing, build, run every test; the last line counts them
 # make deps          only install what is missing (Debian, Ubuntu)
-# make train_gpt2cu  the same program on a GPU: for the one that is here, or, where none is, for sm_80; needs nvcc 12
+# make train_gpt2cu  the same program on a GPU: for the one that is here, or, where none is, for sm_80; needs nvcc (13.0 was tried)
 # make fat           train_gpt2cu for sm_80, 86, 89, 90a, 100 and 120 at once
 # make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, a thousand times slower
 # make test-emu      only CUDA on the CPU: test/emu/README.md
