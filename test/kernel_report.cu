@@ -194,8 +194,9 @@ static Log read_log(const char *path) {
             k = &log.kernels[short_name(plain ? plain : name)];
             free(plain);
         } else if (k && strstr(text, "bytes stack frame")) {
-            sscanf(text, " %d bytes stack frame, %d bytes spill stores, %d", &k->stack, &stored, &loaded);
-            k->spilled = stored + loaded;
+            int stack = 0; // the kernel's; functions that it calls come after it
+            sscanf(text, " %d bytes stack frame, %d bytes spill stores, %d", &stack, &stored, &loaded);
+            k->stack = SFT_MAX(k->stack, stack), k->spilled = SFT_MAX(k->spilled, stored + loaded);
         } else if (k && used) {
             sscanf(used, "Used %d", &k->registers);
             while (smem && smem > text && smem[-1] != ' ') smem--;
