@@ -8,7 +8,7 @@
    SECTIONS (ids are sft.h's)
        [1] ground      number types and vectors, warps and blocks, tensor-core instructions, errors, launches, memory
        [5] ops         5.2 matmul   5.3 embedding, rows   5.4 norms   5.5 rotary positions   5.6 attention
-                       5.7 SwiGLU, loss, optimizer   and the table
+                       5.7 SwiGLU, loss, optimizer   5.8 weights in 4 and 8 bits   and the table
 
    HOW TO READ A KERNEL
    Above it stands how threads map to data, what it moves against the least that it must move (its floor), why it is
@@ -2424,7 +2424,10 @@ template <class T, int W> __global__ void __launch_bounds__(256) sums_kernel(dou
 __global__ void __launch_bounds__(256) sums_add_kernel(double *sum, const double *parts, int64_t n) {
     double s = 0, square = 0;
 #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < n; i += 256) s += parts[2 * i], square += parts[2 * i + 1];
+    for (int64_t i = threadIdx.x; i < n; i += 256) {
+        const Pack<double, 2> part = ((const Pack<double, 2> *)parts)[i];
+        s += part.v[0], square += part.v[1];
+    }
     add_sums(sum, s, square, true);
 }
 void sums(SftCtx *c, double *sum, SftTensor x) {
@@ -2484,6 +2487,145 @@ void adamw(SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTenso
             (float *)m.data, (float *)v.data, (const float *)grad.data, factor, same, n);
         LAUNCHED("adamw");
     }, weights, master, m, v, grad);
+}
+
+// [5.8] weights in 4 and 8 bits ----------------------------------------------------------------------------------
+/* Frozen weights are quantised once and made numbers again before every use, for the matmul to take: what counts is
+   the way back. It moves 2.5 bytes a weight in bf16 (int8: 3), and the matmul reads 2 of them again: at the 2 TB/s of
+   an A100 2.2 ps, beside the 26 ps of the 8192 flop that 4096 tokens do with the weight. With fewer it is worth more.
+
+   nf4_kernel: thread per 4 times W numbers, 256 W apart: 4 loads of W / 2 bytes in flight, and W numbers are 16 bytes
+   of the result. The code book lies in the lanes of the warp: lane i knows number i % 16, and a shuffle is a look-up
+   without memory (all lanes look up at once, each its own). Doubly quantised maxima go through a table that the block
+   makes for itself, one entry a thread; 8 lanes share a maximum. Moves the floor: half a byte and the result. */
+__device__ __forceinline__ float nf4_absmax(const SftNf4 &q, int64_t block, const float *map) {
+    return q.absmax ? q.absmax[block] : map[q.level[block]] * q.nested[block / SFT_NF4_NEST] + *q.offset;
+}
+template <class T, int W> __global__ void __launch_bounds__(256) nf4_kernel(T *w, SftNf4 q, int64_t n) {
+    constexpr int BYTES = SFT_MAX(W / 2, 1);
+    __shared__ float map[256];
+    const float book = sft_nf4(lane() & 15);
+    const int64_t i0 = ((int64_t)blockIdx.x * 1024 + threadIdx.x) * W;
+    Pack<uint8_t, BYTES> code[4] = {};
+    float most[4] = {};
+    if (!q.absmax) map[threadIdx.x] = sft_dynamic8(threadIdx.x);
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t i = i0 + u * 256 * W;
+        if (i < n) code[u] = *(const Pack<uint8_t, BYTES> *)(q.code + i / 2), most[u] = nf4_absmax(q, i / 64, map);
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t i = i0 + u * 256 * W;
+        float v[W];
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            const bool odd = W > 1 ? e % 2 : i % 2;
+            v[e] = __shfl_sync(~0u, book, odd ? code[u].v[e / 2] & 15 : code[u].v[e / 2] >> 4) * most[u];
+        }
+        if (i < n) store(w + i, v);
+    }
+}
+void nf4_dequantize(SftCtx *c, SftTensor w, SftNf4 q) {
+    const int64_t n = sft_size(w);
+    if (sft_planning(c) || !n) return;
+    with_width(w.type, n, [&](auto t, auto pack) {
+        typedef decltype(t) T;
+        constexpr int W = decltype(pack)::value;
+        nf4_kernel<T, W><<<blocks(n, 1024 * W), 256, 0, stream(c)>>>((T *)w.data, q, n);
+        LAUNCHED("nf4");
+    }, w);
+}
+
+// nf4_code_kernel: warp per block of 64 numbers, two a lane. nf4_nest_kernel: block per 256 maxima, one a thread.
+template <class T>
+__global__ void __launch_bounds__(256) nf4_code_kernel(uint8_t *code, float *absmax, const T *w, int64_t n) {
+    const int64_t block = thread() / 32, i = block * 64 + lane() * 2;
+    const float x = i < n ? to_float(w[i]) : 0, y = i + 1 < n ? to_float(w[i + 1]) : 0;
+    const float most = warp_max(fmaxf(fabsf(x), fabsf(y))), scale = 1.0f / most;
+    if (i < n) code[i / 2] = (uint8_t)(sft_nf4_code(x * scale) << 4 | sft_nf4_code(i + 1 < n ? y * scale : 0));
+    if (lane() == 0 && i < n) absmax[block] = most;
+}
+__global__ void __launch_bounds__(SFT_NF4_NEST) nf4_nest_kernel(SftNf4 q, const float *absmax, const double *sum,
+                                                                int64_t n) {
+    const int64_t i = thread();
+    const float offset = (float)(*sum / (double)n), x = i < n ? absmax[i] - offset : 0;
+    const float most = block_max<SFT_NF4_NEST>(fabsf(x));
+    if (i < n) q.level[i] = (uint8_t)sft_dynamic8_code(x * (1.0f / most));
+    if (threadIdx.x == 0) q.nested[blockIdx.x] = most;
+    if (i == 0) *q.offset = offset;
+}
+void nf4_quantize(SftCtx *c, SftNf4 q, SftTensor w) {
+    const int64_t n = sft_size(w), count = (n + SFT_NF4_BLOCK - 1) / SFT_NF4_BLOCK;
+    const size_t mark = c->work->used;
+    double *sum = (double *)sft_take(c->work, 2 * sizeof(double));
+    const SftTensor maxima = sft_take_tensor(c->work, SFT_F32, count, 1, 1);
+    if (!sft_planning(c) && n) {
+        float *absmax = q.absmax ? q.absmax : (float *)maxima.data;
+        CHECK(cudaMemsetAsync(sum, 0, 2 * sizeof(double), stream(c)));
+        with_type(w.type, [&](auto t) {
+            typedef decltype(t) T;
+            nf4_code_kernel<T><<<blocks(count, 8), 256, 0, stream(c)>>>(q.code, absmax, (const T *)w.data, n);
+            LAUNCHED("nf4_code");
+        });
+    }
+    if (!q.absmax) sums(c, sum, maxima);
+    sft_give_back(c->work, mark);
+    if (sft_planning(c) || !n || q.absmax) return;
+    const unsigned grid = blocks(count, SFT_NF4_NEST);
+    nf4_nest_kernel<<<grid, SFT_NF4_NEST, 0, stream(c)>>>(q, (const float *)maxima.data, sum, count);
+    LAUNCHED("nf4_nest");
+}
+
+/* int8_kernel: warp per row, 2 packs in flight: W bytes of code for 16 of the result. int8_code_kernel: block per row,
+   a number a thread, the row read twice: it runs once. */
+template <class T, int W>
+__global__ void __launch_bounds__(256) int8_kernel(T *w, SftInt8 q, int64_t N, int64_t C) {
+    const int64_t row = thread() / 32;
+    if (row >= N) return;
+    const float most = q.absmax[row];
+    for (int64_t j0 = lane() * W; j0 < C; j0 += 2 * 32 * W) {
+        Pack<int8_t, W> code[2];
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+            if (j0 + u * 32 * W < C) code[u] = *(const Pack<int8_t, W> *)(q.code + row * C + j0 + u * 32 * W);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            float v[W];
+#pragma unroll
+            for (int e = 0; e < W; e++) v[e] = (float)code[u].v[e] * most * (1.0f / 127);
+            if (j0 + u * 32 * W < C) store(w + row * C + j0 + u * 32 * W, v);
+        }
+    }
+}
+void int8_dequantize(SftCtx *c, SftTensor w, SftInt8 q) {
+    const int64_t N = w.dim[0], C = width(w);
+    if (sft_planning(c) || !N) return;
+    with_width(w.type, C, [&](auto t, auto pack) {
+        typedef decltype(t) T;
+        int8_kernel<T, decltype(pack)::value><<<blocks(N, 8), 256, 0, stream(c)>>>((T *)w.data, q, N, C);
+        LAUNCHED("int8");
+    }, w);
+}
+template <class T> __global__ void __launch_bounds__(256) int8_code_kernel(SftInt8 q, const T *w, int64_t C) {
+    const int64_t row = blockIdx.x;
+    float most = 0;
+    for (int64_t j = threadIdx.x; j < C; j += 256) most = fmaxf(most, fabsf(to_float(w[row * C + j])));
+    most = block_max<256>(most);
+    const float scale = most > 0 ? 127.0f / most : 0;
+    for (int64_t j = threadIdx.x; j < C; j += 256)
+        q.code[row * C + j] = (int8_t)rintf(to_float(w[row * C + j]) * scale);
+    if (threadIdx.x == 0) q.absmax[row] = most;
+}
+void int8_quantize(SftCtx *c, SftInt8 q, SftTensor w) {
+    const int64_t N = w.dim[0], C = width(w);
+    if (sft_planning(c) || !N) return;
+    with_type(w.type, [&](auto t) {
+        typedef decltype(t) T;
+        int8_code_kernel<T><<<blocks(N, 1), 256, 0, stream(c)>>>(q, (const T *)w.data, C);
+        LAUNCHED("int8_code");
+    });
 }
 } // namespace
 

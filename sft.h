@@ -693,6 +693,65 @@ SFT_HD double sft_clip(double norm, double max_norm) {
     return clip < 1 ? clip : 1;
 }
 
+/* NF4 (Dettmers et al. 2023): 16 numbers, quantiles of a normal distribution, and the middles between neighbours. A
+   number becomes the nearest of them, the lower of two as near, NaN the first. */
+SFT_HD float sft_nf4(int code) {
+    static const float book[16] = {-1.0f,           -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+                                   -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+                                   0.07958029955625534f,  0.16093020141124725f,  0.24611230194568634f,
+                                   0.33791524171829224f,  0.44070982933044434f,  0.5626170039176941f,
+                                   0.7229568362236023f,   1.0f};
+    return book[code];
+}
+SFT_HD int sft_nf4_code(float x) {
+    static const float middle[15] = {-0.8480964004993439f,   -0.6106329262256622f, -0.4599952697753906f,
+                                     -0.33967943489551544f,  -0.23460740596055984f, -0.13791173323988914f,
+                                     -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f,
+                                     0.2035212516784668f,    0.2920137718319893f,  0.3893125355243683f,
+                                     0.5016634166240692f,    0.6427869200706482f,  0.8614784181118011f};
+    int code = 0;
+    for (int i = 0; i < 15; i++) code += x > middle[i];
+    return code;
+}
+/* 8 bits for numbers of very different size (Dettmers 2016): code 127 is 0, 255 is 1, and 127 + k and 127 - k, with k =
+   2^e + j, are the middle of the j-th of 2^e equal parts of 0.1 .. 1, times 10^(e-6), and minus that. Rounded as
+   bitsandbytes' table is, to the bit. Back: the nearest, the lower of two as near, NaN the first. */
+SFT_HD float sft_dynamic8(int code) {
+    static const float power[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    const int k = code < 127 ? 127 - code : code - 127;
+    if (k == 0 || k == 128) return k ? 1.0f : 0.0f;
+    int e = 0;
+    while (2 << e <= k) e++;
+    const int n = 1 << e, j = k - n;
+    const float step = 0.9f / (float)n;
+    const float low = j < (n + 1) / 2 ? fmaf(step, (float)j, 0.1f) : fmaf(-step, (float)(n - j), 1.0f);
+    const float high = j + 1 < (n + 1) / 2 ? fmaf(step, (float)(j + 1), 0.1f) : fmaf(-step, (float)(n - j - 1), 1.0f);
+    const float x = (low + high) * 0.5f * power[e];
+    return code < 127 ? -x : x;
+}
+SFT_HD int sft_dynamic8_code(float x) {
+    int low = 0, high = 255;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (x > (sft_dynamic8(middle) + sft_dynamic8(middle + 1)) * 0.5f) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Frozen weights in 4 and 8 bits, as bitsandbytes stores them: see [5.8]. Numbers count row by row, and rows need not
+   begin a block. With double quantisation absmax is NULL, and the maximum of block b is
+   sft_dynamic8(level[b]) * nested[b / 256] + offset[0]; without it the last three are NULL. */
+enum { SFT_NF4_BLOCK = 64, SFT_NF4_NEST = 256 };
+typedef struct {
+    uint8_t *code;  // [(n + 1) / 2] number 2 i is the high half of byte i
+    float *absmax;  // [blocks] the largest absolute value of a block of 64
+    uint8_t *level; // [blocks]
+    float *nested;  // [(blocks + 255) / 256]
+    float *offset;  // [1]
+} SftNf4;
+typedef struct { int8_t *code; float *absmax; } SftInt8; // [rows, columns]; [rows]: a number is code * absmax / 127
+
 // clang-format off
 #define SFT_OPS(X) \
 /* x[N,C] = wte[ids] (+ wpe[pos]) */ \
@@ -744,7 +803,13 @@ X(sums,               (SftCtx *c, double *sum, SftTensor x)) \
 X(clip,               (SftCtx *c, float *factor, const double *sum, int64_t n, double max_norm, double scale)) \
 /* AdamW on n fp32 values, gradient g = grad * *factor; weights (16-bit copy, absent in fp32) = master rounded. */ \
 /* Nothing if *factor is NaN: the step is skipped */ \
-X(adamw,              (SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad, const float *factor, SftAdam adam))
+X(adamw,              (SftCtx *c, SftTensor weights, SftTensor master, SftTensor m, SftTensor v, SftTensor grad, const float *factor, SftAdam adam)) \
+/* q = the n numbers of w in NF4; w = those of q. code, level: on 4 bytes */ \
+X(nf4_quantize,       (SftCtx *c, SftNf4 q, SftTensor w)) \
+X(nf4_dequantize,     (SftCtx *c, SftTensor w, SftNf4 q)) \
+/* q = the rows of w in 8 bits; w = those of q. code: on 8 bytes */ \
+X(int8_quantize,      (SftCtx *c, SftInt8 q, SftTensor w)) \
+X(int8_dequantize,    (SftCtx *c, SftTensor w, SftInt8 q))
 // clang-format on
 typedef struct { // what ops run on; 0: not known
     char name[256];
@@ -4756,6 +4821,92 @@ static void sft__wait(SftCtx *c) { (void)c; }
 static SftDevice sft__device(void) {
     size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     return (SftDevice){.name = "this machine", .memory = bytes, .free = bytes}; // others' share can be swapped out
+}
+
+// [5.8] weights in 4 and 8 bits ----------------------------------------------------------------------------------
+/* NF4 (QLoRA, Dettmers et al. 2023): a number is one of 16, times the largest absolute value of its block of 64: 4.5
+   bits a weight, 4.127 when the maxima are themselves quantised ("double": their mean is subtracted, then 8 bits each,
+   scaled by the largest of 256). 8 bits (LLM.int8(), Dettmers et al. 2022): whole numbers, 127 of them either way to
+   the row's largest absolute value. bitsandbytes rounds weights to fp16 before it makes 8 bits of them; here the caller
+   may. A block or a row of zeros becomes zeros again. */
+static void sft__nf4_nest(SftNf4 q, const float *absmax, int64_t blocks) {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; b++) sum += (double)absmax[b];
+    *q.offset = blocks ? (float)(sum / (double)blocks) : 0;
+    for (int64_t first = 0; first < blocks; first += SFT_NF4_NEST) {
+        const int64_t end = SFT_MIN(blocks, first + SFT_NF4_NEST);
+        float most = 0;
+        for (int64_t b = first; b < end; b++) most = SFT_MAX(most, fabsf(absmax[b] - *q.offset));
+        for (int64_t b = first; b < end; b++)
+            q.level[b] = (uint8_t)sft_dynamic8_code((absmax[b] - *q.offset) * (1.0f / most));
+        q.nested[first / SFT_NF4_NEST] = most;
+    }
+}
+static void sft__nf4_quantize(SftCtx *c, SftNf4 q, SftTensor w) {
+    const int64_t size = sft_size(w), blocks = (size + SFT_NF4_BLOCK - 1) / SFT_NF4_BLOCK;
+    const size_t mark = c->work->used;
+    float *maxima = sft__floats(c, blocks), *absmax = q.absmax ? q.absmax : maxima;
+    sft_give_back(c->work, mark);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = b * SFT_NF4_BLOCK, n = SFT_MIN(SFT_NF4_BLOCK, size - at);
+        float buf[SFT_NF4_BLOCK], most = 0;
+        const float *x = sft__widen(buf, w, at, n);
+        for (int64_t i = 0; i < n; i++) most = SFT_MAX(most, fabsf(x[i]));
+        const float scale = 1.0f / most;
+        for (int64_t i = 0; i < n; i += 2) {
+            const int high = sft_nf4_code(x[i] * scale), low = sft_nf4_code(i + 1 < n ? x[i + 1] * scale : 0);
+            q.code[(at + i) / 2] = (uint8_t)(high << 4 | low);
+        }
+        absmax[b] = most;
+    }
+    if (!q.absmax) sft__nf4_nest(q, absmax, blocks);
+}
+static void sft__nf4_dequantize(SftCtx *c, SftTensor w, SftNf4 q) {
+    const int64_t size = sft_size(w), blocks = (size + SFT_NF4_BLOCK - 1) / SFT_NF4_BLOCK;
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (size > SFT__SMALL)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = b * SFT_NF4_BLOCK, n = SFT_MIN(SFT_NF4_BLOCK, size - at);
+        float buf[SFT_NF4_BLOCK], *x = sft__place(buf, w, at);
+        const float most = q.absmax ? q.absmax[b] : sft_dynamic8(q.level[b]) * q.nested[b / SFT_NF4_NEST] + *q.offset;
+        for (int64_t i = 0; i < n; i++)
+            x[i] = sft_nf4(i % 2 ? q.code[(at + i) / 2] & 15 : q.code[(at + i) / 2] >> 4) * most;
+        sft__round(w, at, x, n);
+    }
+}
+static void sft__int8_quantize(SftCtx *c, SftInt8 q, SftTensor w) {
+    const int64_t N = w.dim[0], C = sft__width(w);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
+    for (int64_t i = 0; i < N; i++) {
+        float buf[SFT__PIECE], most = 0;
+        for (int64_t j = 0; j < C; j += SFT__PIECE) {
+            const int64_t n = SFT_MIN(SFT__PIECE, C - j);
+            const float *x = sft__widen(buf, w, i * C + j, n);
+            for (int64_t k = 0; k < n; k++) most = SFT_MAX(most, fabsf(x[k]));
+        }
+        const float scale = most > 0 ? 127.0f / most : 0;
+        for (int64_t j = 0; j < C; j += SFT__PIECE) {
+            const int64_t n = SFT_MIN(SFT__PIECE, C - j);
+            const float *x = sft__widen(buf, w, i * C + j, n);
+            for (int64_t k = 0; k < n; k++) q.code[i * C + j + k] = (int8_t)rintf(x[k] * scale);
+        }
+        q.absmax[i] = most;
+    }
+}
+static void sft__int8_dequantize(SftCtx *c, SftTensor w, SftInt8 q) {
+    const int64_t N = w.dim[0], C = sft__width(w);
+    if (sft_planning(c)) return;
+#pragma omp parallel for schedule(static) if (N * C > SFT__SMALL)
+    for (int64_t i = 0; i < N; i++)
+        for (int64_t j = 0; j < C; j += SFT__PIECE) {
+            const int64_t n = SFT_MIN(SFT__PIECE, C - j);
+            float buf[SFT__PIECE], *x = sft__place(buf, w, i * C + j);
+            for (int64_t k = 0; k < n; k++) x[k] = (float)q.code[i * C + j + k] * q.absmax[i] * (1.0f / 127);
+            sft__round(w, i * C + j, x, n);
+        }
 }
 
 const SftOps sft_cpu = {

@@ -213,6 +213,23 @@ static void optimizer_cases(SftType type, int64_t P) {
     }
     sft_give_back(&memory, mark);
 }
+static void weight_cases(SftType type, int64_t rows, int64_t C) {
+    const size_t mark = memory.used;
+    const double e = (double)sft_type_size(type), n = (double)(rows * C), blocks = n / SFT_NF4_BLOCK;
+    const SftTensor w = matrix(type, rows, C);
+    uint8_t *code = (uint8_t *)sft_take(&memory, (size_t)(rows * C)),
+            *level = (uint8_t *)sft_take(&memory, (size_t)blocks);
+    float *absmax = (float *)vector(SFT_F32, rows + (int64_t)blocks).data, *nested = absmax + rows;
+    const SftNf4 four = {code, absmax, NULL, NULL, NULL}, twice = {code, NULL, level, nested + 1, nested};
+    const SftInt8 eight = {(int8_t *)code, absmax};
+    CASE(nf4_quantize, "", type, 0, (e + 0.5) * n + 4 * blocks, four, w);
+    CASE(nf4_dequantize, "", type, 0, (e + 0.5) * n + 4 * blocks, w, four);
+    CASE(nf4_quantize, "double", type, 0, (e + 0.5) * n + blocks, twice, w);
+    CASE(nf4_dequantize, "double", type, 0, (e + 0.5) * n + blocks, w, twice);
+    CASE(int8_quantize, "", type, 0, (e + 1) * n + 4 * (double)rows, eight, w);
+    CASE(int8_dequantize, "", type, 0, (e + 1) * n + 4 * (double)rows, w, eight);
+    sft_give_back(&memory, mark);
+}
 // Operations that memory limits
 static void memory_cases(SftType type, Shapes s) {
     const Layer head = {"head, one token", 768, s.vocabulary, false, false, false, false};
@@ -223,6 +240,7 @@ static void memory_cases(SftType type, Shapes s) {
     embedding_cases(type, s.tokens, s.document, s.vocabulary, 768);
     swiglu_cases(type, s.tokens, 1536);
     loss_cases(type, s.rows, s.vocabulary, 768);
+    weight_cases(type, s.tokens, 768);
     matmul_case(type, 1, head);
     optimizer_cases(type, s.parameters);
 }

@@ -305,7 +305,6 @@ static struct Exception {
     {CONFLICTS, "matmul_plain", "head", 2, "the same"},
     {SECTORS, "attention_forward_mma", "", 8, "lse lies [N,H]: 4 bytes a query and head, 1 / 64 of what y takes"},
     {SECTORS, "rows_add", "", 1.1, "ids in their sorted order, 4 bytes a token, from wherever a word's begin"},
-    {SECTORS, "sums_add_kernel", "", 2, "a pair of doubles each for a few lanes"},
     {BYTES, "embedding_forward", "", 1.6, "words and places that occur again are read again, from L2"},
     {BYTES, "embedding_backward", "", 1.7, "sorts the ids first; rows of words that occur again are read again"},
     {BYTES, "layernorm_backward", "", 1.3, "a line of sums for every block of rows: less, the more rows there are"},
