@@ -2538,13 +2538,19 @@ void nf4_dequantize(SftCtx *c, SftTensor w, SftNf4 q) {
     }, w);
 }
 
-// nf4_code_kernel: warp per block of 64 numbers, two a lane. nf4_nest_kernel: block per 256 maxima, one a thread.
+/* nf4_code_kernel: warp per block of 64 numbers; a lane codes numbers i and i + 32 of them, so that both loads are of
+   whole sectors, and writes byte i, whose two numbers other lanes have. nf4_nest_kernel: block per 256 maxima, one a
+   thread. */
 template <class T>
 __global__ void __launch_bounds__(256) nf4_code_kernel(uint8_t *code, float *absmax, const T *w, int64_t n) {
-    const int64_t block = thread() / 32, i = block * 64 + lane() * 2;
-    const float x = i < n ? to_float(w[i]) : 0, y = i + 1 < n ? to_float(w[i + 1]) : 0;
+    const int64_t block = thread() / 32, i = block * 64 + lane();
+    const float x = i < n ? to_float(w[i]) : 0, y = i + 32 < n ? to_float(w[i + 32]) : 0;
     const float most = warp_max(fmaxf(fabsf(x), fabsf(y))), scale = 1.0f / most;
-    if (i < n) code[i / 2] = (uint8_t)(sft_nf4_code(x * scale) << 4 | sft_nf4_code(i + 1 < n ? y * scale : 0));
+    const unsigned both = sft_nf4_code(i < n ? x * scale : 0) | sft_nf4_code(i + 32 < n ? y * scale : 0) << 4;
+    const int half = lane() / 16 * 4; // of the block: lanes 0 .. 15 write the bytes of the first
+    const unsigned first = __shfl_sync(~0u, both, 2 * lane() & 31) >> half;
+    const unsigned second = __shfl_sync(~0u, both, (2 * lane() + 1) & 31) >> half;
+    if (block * 64 + 2 * lane() < n) code[block * 32 + lane()] = (uint8_t)((first & 15) << 4 | (second & 15));
     if (lane() == 0 && i < n) absmax[block] = most;
 }
 __global__ void __launch_bounds__(SFT_NF4_NEST) nf4_nest_kernel(SftNf4 q, const float *absmax, const double *sum,

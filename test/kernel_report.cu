@@ -317,6 +317,10 @@ static struct Exception {
     {BYTES, "rmsnorm_forward", "", 1.6, "every row reads w again, from L1 or L2"},
     {BYTES, "matmul_forward", "head, one token", 1.6, "x is read for every two rows of w, from L1"},
     {BYTES, "attention_forward", "one token", 1.2, "each piece of the keys has sums of its own, added up later"},
+    {BYTES, "nf4_dequantize", "double", 1.2, "a doubly quantised maximum is three numbers, read by 8 or 16 lanes"},
+    {CONFLICTS, "nf4_kernel", "double", 1.5, "the look-up of a maximum: lanes meet in a bank as their levels have it"},
+    {BYTES, "nf4_quantize", "", 1.3, "a warp writes one maximum, 4 bytes of a sector; doubly, they are read again"},
+    {BYTES, "int8_quantize", "", 1.9, "reads a row for its maximum, and again, from L2, for its codes"},
     {BYTES, "rope_table", "", 1.5, "three integers a token, read by every warp of it"},
     // clang-format on
 };
