@@ -4,7 +4,7 @@
 # make deps          only install what is missing (Debian, Ubuntu)
 # make train_gpt2cu  the same program on a GPU: for the one that is here, or, where none is, for sm_80; needs nvcc (13.0 was tried)
 # make fat           train_gpt2cu for sm_80, 86, 89, 90a, 100 and 120 at once
-# make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, a thousand times slower
+# make train_gpt2cu_emu  train_gpt2cu on a CPU, its kernels run by test/emu: for tests and readers, far slower
 # make test-emu      only CUDA on the CPU: test/emu/README.md
 # make kernel-report what every kernel asks of a GPU, without one; KERNEL=name: line by line; LADDER=name: of a ladder
 # make bench         speed of the CPU operations and of a whole training step
