@@ -409,12 +409,13 @@ void sft_dataset_free(SftDataset *d);
 // The report, then the first `samples` samples with their trained tokens marked: in colour on a terminal, else in ⟦ ⟧.
 void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples);
 void sft_data_dump(const char *path, const SftDataset *d); // a line {"input_ids", "labels"} per sample, packed or not
-struct json_t *sft_data_json(const SftDataset *d, const SftConfig *config); // the report
+struct json_t *sft_data_json(const SftDataset *d); // the report
 
 /* The order of an epoch is a permutation of the packs that depends on (seed, epoch) alone. Optimizer step s of an epoch
    takes the next rows_per_step of them (the last step of an epoch takes what is left); micro-batch g of rank r takes
    per_device of these. So the same tokens form step s at every world size. */
 int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step);
+int64_t sft_total_steps(const SftDataset *d); // of the run that the data is for
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle); // [packs]
 int64_t sft_pack_targets(const SftDataset *d, int64_t pack);  // trained targets of a pack
 // The most tokens, and the most targets, in a micro-batch of `rows` packs, in the first `steps` steps of a run,
@@ -987,6 +988,8 @@ typedef struct {
 void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops,
                   int nstops, SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg);
 void sft_ids_add(SftIds *list, int32_t id); // appends
+// The ids that end an answer, the template's (NULL: none) first, then the model's own. Returns how many.
+int sft_stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl);
 
 /* ================================================================================================================
    [11] record: progress line, JSON log, summary
@@ -1864,8 +1867,7 @@ static void sft__config_check(SftConfig *c) {
         {!exports && !c->model_name_or_path, "model_name_or_path is missing: the folder of a model"},
         {(train || data) && !c->train_file, "train_file is missing: the data to train on"},
         {train && !c->output_dir, "output_dir is missing: a folder for checkpoints, log and trained model"},
-        {eval && !c->validation_file && !(c->train_file && split > 0),
-         "validation_file is missing: the data to evaluate"},
+        {eval && !c->validation_file, "validation_file is missing: the data to evaluate"},
         {exports && c->nargs != 2, "export needs two folders: CHECKPOINT FOLDER"},
         {generate && c->nargs < 2 && !c->file,
          "generate needs a prompt: MODEL \"PROMPT\", or --file PROMPTS.jsonl"},
@@ -2683,6 +2685,11 @@ int64_t sft_steps_per_epoch(const SftDataset *d, int64_t rows_per_step) {
     return (d->packs + rows_per_step - 1) / rows_per_step;
 }
 
+int64_t sft_total_steps(const SftDataset *d) {
+    if (d->max_steps > 0) return d->max_steps;
+    return (int64_t)ceil((double)sft_steps_per_epoch(d, d->rows_per_step) * d->epochs);
+}
+
 void sft_epoch_order(int64_t *out, const SftDataset *d, uint64_t seed, int64_t epoch, bool shuffle) {
     for (int64_t i = 0; i < d->packs; i++) out[i] = i;
     if (shuffle) sft__shuffle(out, d->packs, seed, (uint64_t)epoch);
@@ -2771,8 +2778,7 @@ static void sft__show_sample(FILE *out, const SftDataset *d, const SftTokenizer 
 
 void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples) {
     const SftDataReport *r = &d->report;
-    int64_t per_epoch = sft_steps_per_epoch(d, d->rows_per_step);
-    int64_t steps = d->max_steps > 0 ? d->max_steps : (int64_t)ceil((double)per_epoch * d->epochs);
+    int64_t per_epoch = sft_steps_per_epoch(d, d->rows_per_step), steps = sft_total_steps(d);
     double share = 100 * (double)r->trained_tokens / (double)SFT_MAX(r->tokens, 1);
     const struct { int64_t n; const char *why; } dropped[] = {
         {r->bad, "malformed"}, {r->dropped_empty, "without text"},
@@ -2816,20 +2822,17 @@ void sft_data_dump(const char *path, const SftDataset *d) {
     if (fclose(out) || bad) sft_die(SFT_BROKEN, "cannot write %s: %s", path, strerror(errno));
 }
 
-json_t *sft_data_json(const SftDataset *d, const SftConfig *config) {
+json_t *sft_data_json(const SftDataset *d) {
     const SftDataReport *r = &d->report;
-    int64_t steps = sft_steps_per_epoch(d, config->per_device_train_batch_size * config->gradient_accumulation_steps);
-    const struct { const char *name; int64_t n; } entries[] = {
-        {"rows", r->rows}, {"samples", r->samples}, {"dropped", 0}, {"malformed", r->bad}, {"empty", r->dropped_empty},
-        {"no_trained_token", r->dropped_no_answer}, {"too_long", r->dropped_too_long}, {"truncated", r->truncated},
-        {"cut", r->cut}, {"packs", r->packs}, {"tokens", r->tokens}, {"trained_tokens", r->trained_tokens},
-        {"steps_per_epoch", steps}};
-    json_t *all = json_object(), *dropped = json_object();
-    for (int i = 0; i < SFT_COUNT(entries); i++)
-        json_object_set_new(i >= 3 && i <= 6 ? dropped : all, entries[i].name,
-                            i == 2 ? json_incref(dropped) : json_integer(entries[i].n));
-    json_decref(dropped);
-    return all;
+    int64_t steps = sft_steps_per_epoch(d, d->rows_per_step);
+    json_t *dropped = json_pack("{s:I, s:I, s:I, s:I}",
+        "malformed", (json_int_t)r->bad, "empty", (json_int_t)r->dropped_empty,
+        "no_trained_token", (json_int_t)r->dropped_no_answer, "too_long", (json_int_t)r->dropped_too_long);
+    return json_pack("{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I}",
+        "rows", (json_int_t)r->rows, "samples", (json_int_t)r->samples, "dropped", dropped,
+        "truncated", (json_int_t)r->truncated, "cut", (json_int_t)r->cut, "packs", (json_int_t)r->packs,
+        "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained_tokens,
+        "steps_per_epoch", (json_int_t)steps);
 }
 
 /* ================================================================================================================
@@ -6319,19 +6322,7 @@ void sft_checkpoint_load(SftModel *m, SftTrainer *t, const SftConfig *config, co
     json_decref(state);
 }
 
-// Exporting. The token ids that end an answer, those that were trained first, then the model's own. Returns how many.
-static int sft__stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl) {
-    const int32_t *trained = NULL;
-    int n = 0, given = tpl ? sft_template_stops(tpl, &trained) : 0;
-    for (int i = 0; i < given + m->arch.neos && n < 64; i++) {
-        int k = 0;
-        out[n] = i < given ? trained[i] : m->arch.eos[i - given];
-        while (out[k] != out[n]) k++;
-        n += k == n;
-    }
-    return n;
-}
-
+// Exporting
 // The tokenizer's files as they are, but for the chat template and the token that ends an answer.
 static void sft__export_tokenizer(const SftTokenizer *t, const SftTemplate *tpl, int32_t stop, const char *source,
                                   const char *folder) {
@@ -6358,7 +6349,7 @@ void sft_export(const SftModel *m, const SftTokenizer *t, const SftTemplate *tpl
     for (int i = 0; i < SFT_TYPES; i++)
         if (!strcmp(config->export_dtype, dtypes[i])) type = (SftType)i;
     int32_t stops[64];
-    int n = sft__stops(stops, m, tpl);
+    int n = sft_stops(stops, m, tpl);
     sft_make_folder(folder);
     sft_save_weights(m, folder, type, config->max_shard_size);
     sft__export_tokenizer(t, tpl, n ? stops[0] : -1, source, folder);
@@ -6464,6 +6455,18 @@ void sft_ids_add(SftIds *list, int32_t id) {
         list->ids = (int32_t *)sft_realloc(list->ids, (size_t)list->cap * sizeof *list->ids);
     }
     list->ids[list->n++] = id;
+}
+
+int sft_stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl) {
+    const int32_t *trained = NULL;
+    int n = 0, given = tpl ? sft_template_stops(tpl, &trained) : 0;
+    for (int i = 0; i < given + m->arch.neos && n < 64; i++) {
+        int k = 0;
+        out[n] = i < given ? trained[i] : m->arch.eos[i - given];
+        while (out[k] != out[n]) k++;
+        n += k == n;
+    }
+    return n;
 }
 
 void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops,

@@ -37,7 +37,6 @@ static void on_signal(int number) {
 /* ---- opening and closing --------------------------------------------------------------------------------------- */
 static Run open_run(const SftConfig *config, const char *folder) {
     Run r = {.config = config, .folder = folder};
-    if (!folder) sft_die(SFT_BAD_INPUT, "no model: set model_name_or_path, or name a model folder after the command");
     if (!sft_is_folder(folder))
         sft_die(SFT_BAD_INPUT, "model_name_or_path: there is no folder %s (expected a Hugging Face folder with "
                                "config.json, *.safetensors and tokenizer files)", folder);
@@ -50,8 +49,6 @@ static Run open_run(const SftConfig *config, const char *folder) {
 static void open_data(Run *r, bool training) { // [3]
     const SftConfig *config = r->config;
     if (training) {
-        if (!config->train_file)
-            sft_die(SFT_BAD_INPUT, "train_file is not set: name a JSON, JSONL or text file, or a list of them");
         r->train = sft_dataset(config, r->tokenizer, r->chat, config->train_file);
         if (config->validation_split > 0 && !config->validation_file)
             sft_dataset_split(&r->train, &r->validation, config->validation_split, (uint64_t)config->seed);
@@ -65,15 +62,6 @@ static void open_data(Run *r, bool training) { // [3]
 
 static int64_t rows_per_evaluation(const SftConfig *c) {
     return c->per_device_eval_batch_size ? c->per_device_eval_batch_size : c->per_device_train_batch_size;
-}
-static int64_t rows_per_step(const SftConfig *c) {
-    return c->per_device_train_batch_size * c->gradient_accumulation_steps;
-}
-
-static int64_t total_steps(const Run *r) {
-    int64_t per_epoch = sft_steps_per_epoch(&r->train, rows_per_step(r->config));
-    if (r->config->max_steps > 0) return r->config->max_steps;
-    return (int64_t)ceil(r->config->num_train_epochs * (double)per_epoch);
 }
 
 static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int64_t cache, bool plan) { // [4] [6]
@@ -92,22 +80,20 @@ static void open_model(Run *r, bool trains, int64_t tokens, int64_t targets, int
 // Plans (or makes) the model for the largest micro-batch of the run, whose whole order is known before it begins.
 static void open_run_model(Run *r, bool trains, bool plan) {
     const SftConfig *c = r->config;
-    int64_t tokens = 0, targets = 0, size = rows_per_evaluation(c);
-    sft_largest_batch(&tokens, &targets, &r->train, c->per_device_train_batch_size, rows_per_step(c), total_steps(r),
-                      (uint64_t)c->seed, c->shuffle);
+    int64_t tokens = 0, targets = 0, rows = c->per_device_train_batch_size, size = rows_per_evaluation(c);
+    if (r->train.packs)
+        sft_largest_batch(&tokens, &targets, &r->train, rows, r->train.rows_per_step, sft_total_steps(&r->train),
+                          (uint64_t)c->seed, c->shuffle);
+    else if (trains) tokens = targets = rows * c->max_length; // an estimate without data
     int64_t steps = sft_steps_per_epoch(&r->validation, size);
     sft_largest_batch(&tokens, &targets, &r->validation, size, size, steps, 0, false);
-    if (!c->train_file && trains) tokens = targets = c->per_device_train_batch_size * c->max_length; // estimate
     bool generates = trains && (c->evaluation_inputs || (c->eval_exact_match && r->validation.samples));
     int64_t cache = generates ? c->max_length + c->max_new_tokens : 0;
     open_model(r, trains, tokens, c->per_token ? tokens : targets, cache, plan);
 }
 
-// Weights from wherever they are: a Hugging Face folder, one of our checkpoints, or nowhere (random).
-static void load_weights(Run *r, const char *folder) {
-    char path[4096];
-    if (sft_exists(sft_path(path, folder, "state.json"))) sft_checkpoint_load(&r->model, NULL, r->config, folder);
-    else sft_load_weights(&r->model, folder);
+static void load_weights(Run *r) { // of a Hugging Face folder or a checkpoint [9]
+    sft_checkpoint_load(&r->model, NULL, r->config, r->folder);
 }
 
 static void close_run(Run *r) {
@@ -153,23 +139,14 @@ static SftIds prompt_ids(const Run *r, json_t *prompt, const char *where) {
     return (SftIds){tokens.ids, tokens.n, tokens.cap};
 }
 
-// The ids that end an answer: the template's and the model's own.
-static int stop_ids(const Run *r, int32_t out[32]) {
-    const int32_t *ids;
-    int n = 0, from_template = sft_template_stops(r->chat, &ids);
-    for (int i = 0; i < from_template && n < 16; i++) out[n++] = ids[i];
-    for (int i = 0; i < r->arch.neos && n < 32; i++) out[n++] = r->arch.eos[i];
-    return n;
-}
-
 typedef void OnToken(void *arg, int32_t id);
 static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, OnToken *on_token, void *arg) {
     const SftConfig *config = r->config; // [10]
     SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty,
                        (uint64_t)config->seed};
-    int32_t stops[32];
+    int32_t stops[64];
     SftIds out = {0};
-    sft_generate(&r->ctx, &r->model, &out, prompt, n, stops, stop_ids(r, stops), how, on_token, arg);
+    sft_generate(&r->ctx, &r->model, &out, prompt, n, stops, sft_stops(stops, &r->model, r->chat), how, on_token, arg);
     return out;
 }
 
@@ -331,13 +308,13 @@ static int train(const SftConfig *config) {
         if (plan) sft_plan_print(stderr, &r.model);
         else if (ops->remote) fprintf(stderr, "%s, %.1f GB\n", r.device.name, (double)r.device.memory / 1e9);
     }
-    const int64_t rows = rows_per_step(config), per_epoch = sft_steps_per_epoch(&r.train, rows);
+    const int64_t rows = r.train.rows_per_step, per_epoch = sft_steps_per_epoch(&r.train, rows);
     int64_t *order = SFT_NEW(int64_t, r.train.packs), order_of = -1;
-    SftTrainer t = sft_trainer(config, total_steps(&r)); // [8]
-    if (resume) sft_checkpoint_load(&r.model, &t, config, resume);
-    else if (config->init_from) load_weights(&r, config->init_from);
+    SftTrainer t = sft_trainer(config, sft_total_steps(&r.train)); // [8]
+    if (resume) sft_checkpoint_load(&r.model, &t, config, resume); // [9]
+    else if (config->init_from) sft_checkpoint_load(&r.model, NULL, config, config->init_from);
     else if (!strcmp(config->init, "scratch")) sft_init_weights(&r.model, (uint64_t)config->seed);
-    else load_weights(&r, r.folder);
+    else load_weights(&r);
 
     if (t.step >= t.total)
         sft_note("nothing to do: the checkpoint is at step %lld of %lld", (long long)t.step, (long long)t.total);
@@ -381,10 +358,6 @@ static int train(const SftConfig *config) {
 }
 
 /* ---- the other commands ------------------------------------------------------------------------------------------ */
-static const char *model_argument(const SftConfig *config) {
-    return config->nargs ? config->args[0] : config->model_name_or_path;
-}
-
 static void print_json(json_t *result) { // the result of a command, alone on standard output
     json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
     putchar('\n');
@@ -395,18 +368,17 @@ static int data(const SftConfig *config) {
     Run r = open_run(config, config->model_name_or_path);
     open_data(&r, true);
     if (config->dump) sft_data_dump(config->dump, &r.train);
-    if (config->json) print_json(sft_data_json(&r.train, config));
+    if (config->json) print_json(sft_data_json(&r.train));
     else sft_data_show(stdout, &r.train, r.tokenizer, 3);
     close_run(&r);
     return 0;
 }
 
 static int eval(const SftConfig *config) {
-    Run r = open_run(config, model_argument(config));
-    if (!config->validation_file) sft_die(SFT_BAD_INPUT, "validation_file is not set: name the rows to evaluate");
+    Run r = open_run(config, config->model_name_or_path);
     open_data(&r, false);
     open_run_model(&r, false, false);
-    load_weights(&r, r.folder);
+    load_weights(&r);
     json_t *rows = config->per_row || config->per_token ? json_array() : NULL;
     Score s = evaluate(&r, rows);
     json_t *result = json_pack("{s:f, s:I, s:f}", "loss", s.loss, "tokens", (json_int_t)s.tokens, "perplexity",
@@ -436,12 +408,9 @@ static int estimate(const SftConfig *config) {
 }
 
 static int export(const SftConfig *config) {
-    if (config->nargs != 2)
-        sft_die(SFT_BAD_INPUT, "export: expected a checkpoint and a folder to write, e.g. export out/checkpoint-500 "
-                               "my_model");
     Run r = open_run(config, config->args[0]);
     open_model(&r, false, 1, 1, 0, false);
-    load_weights(&r, r.folder);
+    load_weights(&r);
     sft_make_folder(config->args[1]);
     sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->args[1]);
     close_run(&r);
@@ -450,12 +419,12 @@ static int export(const SftConfig *config) {
 
 // A model that answers: room for one prompt and its answer.
 static void open_speaker(Run *r, const SftConfig *config) {
-    *r = open_run(config, model_argument(config));
+    *r = open_run(config, config->model_name_or_path);
     SftArch a = sft_arch(r->folder);
     int64_t room = a.learned_positions ? a.P : SFT_MIN(a.P, 8192);
     sft_arch_free(&a);
     open_model(r, false, SFT_MIN(room, 512), 1, room, false);
-    load_weights(r, r->folder);
+    load_weights(r);
 }
 
 // Prints tokens as they come: text is shown once its UTF-8 is whole.
@@ -472,8 +441,6 @@ static void show_token(void *arg, int32_t id) {
 }
 
 static int generate(const SftConfig *config) {
-    if (!config->file && config->nargs < 2)
-        sft_die(SFT_BAD_INPUT, "generate: expected MODEL \"PROMPT\", or MODEL --file PROMPTS.jsonl");
     Run r;
     open_speaker(&r, config);
     if (config->file) {
@@ -575,8 +542,7 @@ static void detokenize(const SftConfig *config, const SftTokenizer *t, const cha
 }
 
 static int tokenize(const SftConfig *config) {
-    if (!model_argument(config)) sft_die(SFT_BAD_INPUT, "tokenize: expected a model folder");
-    SftTokenizer *t = sft_tokenizer_load(model_argument(config));
+    SftTokenizer *t = sft_tokenizer_load(config->model_name_or_path);
     const char *name = config->nargs > 1 ? config->args[1] : "standard input";
     FILE *in = config->nargs > 1 ? fopen(name, "rb") : stdin;
     if (!in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", name, strerror(errno));

@@ -428,7 +428,7 @@ static void reports(void **state) {
                              "{\"prompt\": \"a\", \"completion\": \"bcdefghi\"}\n{\"prompt\": \"a\", \"completion\": "
                              "\"b\"}\n{\"prompt\": \"a\", \"completion\": \"\"}");
     sft_dataset_pack(&d, &c);
-    json_t *report = sft_data_json(&d, &c);
+    json_t *report = sft_data_json(&d);
     char *text = json_dumps(report, 0);
     assert_string_equal(text, "{\"rows\": 3, \"samples\": 2, \"dropped\": {\"malformed\": 0, \"empty\": 1, "
                               "\"no_trained_token\": 0, \"too_long\": 0}, \"truncated\": 1, \"cut\": 0, "
