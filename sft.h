@@ -89,6 +89,8 @@ void *sft_alloc(size_t bytes);                                       // zeroed; 
 void *sft_realloc(void *old, size_t bytes);                          // as realloc; dies with SFT_BROKEN
 char *sft_format(const char *format, ...) SFT_PRINTF(1, 2);          // printf into a new string; the caller frees it
 #define SFT_NEW(T, n) ((T *)sft_alloc((size_t)(n) * sizeof(T)))      // n zeroed objects of type T
+void *sft_room(void *list, int64_t n, size_t size);                  // the list of n elements, with room for one more
+#define SFT_PUSH(list, n, ...) ((list) = sft_room(list, n, sizeof *(list)), (list)[(n)++] = (__VA_ARGS__)) // appends
 #define SFT_COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
 #define SFT_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define SFT_MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -1098,6 +1100,10 @@ void *sft_realloc(void *old, size_t bytes) {
     return p;
 }
 
+void *sft_room(void *list, int64_t n, size_t size) { // full at every power of two: then twice as large
+    return n & (n - 1) ? list : sft_realloc(list, (size_t)SFT_MAX(1, 2 * n) * size);
+}
+
 char *sft_format(const char *format, ...) {
     va_list args, again;
     va_start(args, format);
@@ -1213,6 +1219,11 @@ const char *sft_path(char out[4096], const char *folder, const char *name) {
     return out;
 }
 
+static const char *sft__ending(const char *path) { // ".json" of "a/b.json", "" where there is none
+    const char *dot = strrchr(path, '.');
+    return dot ? dot : "";
+}
+
 bool sft_exists(const char *path) { return access(path, F_OK) == 0; }
 
 bool sft_is_folder(const char *path) {
@@ -1232,6 +1243,23 @@ void sft_make_folder(const char *path) {
         if (!c) break;
     }
     if (!sft_is_folder(path)) sft_die(SFT_BROKEN, "%s is not a folder", path);
+}
+
+// The names in a folder, in order; the caller frees them and the list. A folder that is not there has none.
+static int sft__by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static char **sft__list(const char *folder, int *n) {
+    char **names = NULL;
+    DIR *dir = opendir(folder);
+    *n = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) SFT_PUSH(names, *n, strdup(e->d_name));
+    if (dir) closedir(dir);
+    if (*n) qsort(names, (size_t)*n, sizeof *names, sft__by_text);
+    return names;
+}
+static void sft__list_free(char **names, int n) {
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
 }
 
 const char *sft_map(const char *path, size_t *bytes) {
@@ -1759,8 +1787,6 @@ static json_t *sft__config_value(const SftOption *o, const char *text, const cha
     return v;
 }
 
-static bool sft__is_json_name(const char *s) { return strlen(s) > 5 && !strcmp(s + strlen(s) - 5, ".json"); }
-
 // The option argv[i]; returns the index of its last word. Sets nothing unless `set`.
 static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool set) {
     char shown[256], *key = shown + 2;
@@ -1799,13 +1825,9 @@ static void sft__config_arguments(SftParse *p, int argc, char **argv, int first,
         } else if (options && !strncmp(a, "--", 2)) {
             i = sft__config_argument(p, argc, argv, i, set);
         } else if (!set) {
-            bool file = sft__is_json_name(a) || (sft_exists(a) && !sft_is_folder(a));
-            if (file && options && !c->file_name && !c->nargs) {
-                c->file_name = strdup(a);
-            } else {
-                c->args = (char **)sft_realloc(c->args, sizeof *c->args * (size_t)(c->nargs + 1));
-                c->args[c->nargs++] = strdup(a);
-            }
+            bool file = !strcmp(sft__ending(a), ".json") || (sft_exists(a) && !sft_is_folder(a));
+            if (file && options && !c->file_name && !c->nargs) c->file_name = strdup(a);
+            else SFT_PUSH(c->args, c->nargs, strdup(a));
         }
     }
 }
@@ -1887,7 +1909,7 @@ static int sft__config_command(const char *a, int *first) {
     }
     if (sft__option_among("merge|convert|list-cfg|copy-cfg", a))
         sft_die(SFT_BAD_INPUT, "this version has no command %s; see train_gpt2 help", a);
-    if (*a && strncmp(a, "--", 2) && strcmp(a, "-h") && !sft__is_json_name(a) &&
+    if (*a && strncmp(a, "--", 2) && strcmp(a, "-h") && strcmp(sft__ending(a), ".json") &&
         (!sft_exists(a) || sft_is_folder(a)))
         sft_die(SFT_BAD_INPUT, "%.200s is neither a command nor a run file%s%s; see train_gpt2 help", a,
                 *best ? "; the nearest command is " : "", best);
@@ -2062,11 +2084,6 @@ static size_t sft__value_end(const char *s, size_t n, size_t i) {
     return depth == 0 ? n : 0;
 }
 
-static bool sft__ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
-}
-
 static char *sft__row_place(const SftRows *f, size_t at) { // counted only when somebody asks
     int64_t line = 1, begin = 0;
     for (size_t i = 0; i < at && i < f->n; i++)
@@ -2081,7 +2098,7 @@ static SftRows sft__rows_open(const char *path, bool text) {
     if (f.n >= 3 && !memcmp(f.s, "\xef\xbb\xbf", 3)) f.at = 3; // byte order mark
     size_t first = sft__skip_blank(f.s, f.n, f.at), inner = sft__skip_blank(f.s, f.n, first + 1);
     char c = first < f.n ? f.s[first] : 0, after = inner < f.n ? f.s[inner] : 0;
-    text = text || sft__ends_with(path, ".txt");
+    text = text || !strcmp(sft__ending(path), ".txt");
     if (c == '[' && (!text || after == '{')) {
         f.form = SFT__ARRAY, f.at = first + 1;
     } else if (c == '{' && (!text || after == '"')) { // lines, if the first ends on its line or the next begins one
@@ -2147,8 +2164,8 @@ typedef struct {
     const SftTemplate *tpl;
     const char *name[SFT__COLUMNS]; // of the columns, as the files call them
     SftMessage *message; // of one row
-    char **own;          // strings that were made for it
-    int messages, cap, owned;
+    int messages;
+    json_t *made;        // a list of the strings that were made for it
     char *error;
 } SftReader;
 
@@ -2178,16 +2195,13 @@ static void sft__fail(SftReader *r, const char *format, ...) { // the first thin
 }
 
 static void sft__say(SftReader *r, const char *role, const char *text, double weight) {
-    if (r->messages == r->cap) {
-        r->cap = r->cap * 2 + 8;
-        r->message = (SftMessage *)sft_realloc(r->message, (size_t)r->cap * sizeof *r->message);
-    }
-    r->message[r->messages++] = (SftMessage){role, text, strlen(text), weight};
+    SFT_PUSH(r->message, r->messages, (SftMessage){role, text, strlen(text), weight});
 }
 
-static char *sft__own(SftReader *r, char *text) { // freed with the row
-    r->own = (char **)sft_realloc(r->own, (size_t)(r->owned + 1) * sizeof *r->own);
-    return r->own[r->owned++] = text;
+static const char *sft__keep(SftReader *r, char *text) { // until the row has been read
+    json_array_append_new(r->made, json_string(text));
+    free(text);
+    return json_string_value(json_array_get(r->made, json_array_size(r->made) - 1));
 }
 
 // The text of a value: a string, or a list of {"type": "text", "text" | "value"}. Null or absent: `fallback`, an error
@@ -2199,7 +2213,7 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
         sft__fail(r, "expected \"%s\" to be a string%s", what, value ? "" : ", it is missing");
         return "";
     }
-    char *all = sft__own(r, strdup(""));
+    char *all = strdup("");
     size_t i;
     json_t *part;
     json_array_foreach(value, i, part) {
@@ -2207,11 +2221,11 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
         json_t *text = json_object_get(part, json_object_get(part, "text") ? "text" : "value");
         if (type && strcmp(type, "text")) sft__fail(r, "expected parts of type text in \"%s\", got %s", what, type);
         if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": ...} in \"%s\"", what);
-        if (r->error) return "";
+        if (r->error) break;
         char *longer = sft_format("%s%s", all, json_string_value(text));
-        free(all), r->own[r->owned - 1] = all = longer;
+        free(all), all = longer;
     }
-    return all;
+    return sft__keep(r, all);
 }
 
 static const char *sft__column_text(SftReader *r, json_t *row, int column, const char *fallback) {
@@ -2288,7 +2302,7 @@ static bool sft__turn(SftReader *r, json_t *row, int user, int output, double we
     } else {
         const char *text = sft__column_text(r, row, user, ""), *input = "";
         if (user == SFT__INSTRUCTION) input = sft__column_text(r, row, SFT__INPUT, "");
-        if (*text && *input) text = sft__own(r, sft_format("%s\n%s", text, input));
+        if (*text && *input) text = sft__keep(r, sft_format("%s\n%s", text, input));
         sft__say(r, "user", *text ? text : input, 0);
     }
     size_t n = sft__read_side(r, answer, r->name[output], "assistant", weight);
@@ -2403,18 +2417,11 @@ static void sft__read_row(SftReader *r, SftRow *row, const SftRows *f, bool firs
         return;
     }
     json_t *json = json_loadb(row->s, row->n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    r->messages = r->owned = 0, r->error = NULL;
+    r->messages = 0, r->made = json_array(), r->error = NULL;
     if (!json) row->error = strdup(error.text), row->s += SFT_MIN((size_t)SFT_MAX(error.position, 0), row->n); // where
     else if (!json_is_object(json)) row->error = strdup("expected a row {...}");
     else sft__read_object(r, row, json, first), row->error = r->error;
-    for (int i = 0; i < r->owned; i++) free(r->own[i]);
-    json_decref(json);
-}
-
-static void sft__add_sample(SftDataset *d, SftSample s) {
-    if ((d->samples & (d->samples - 1)) == 0) // full at every power of two
-        d->sample = (SftSample *)sft_realloc(d->sample, (size_t)SFT_MAX(64, d->samples * 2) * sizeof s);
-    d->sample[d->samples++] = s;
+    json_decref(r->made), json_decref(json);
 }
 
 static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // a document's first token is no target
@@ -2454,7 +2461,7 @@ static void sft__add_row(SftDataset *d, const SftConfig *config, const SftRows *
         all->n += n, report->truncated += cut, report->cut += n > most;
         for (int64_t at = 0; at < n; at += most) // only a document of text is longer than one piece
             for (int c = 0; c < row->copies; c++)
-                sft__add_sample(d, sft__range(all, begin + at, SFT_MIN(most, n - at)));
+                SFT_PUSH(d->sample, d->samples, sft__range(all, begin + at, SFT_MIN(most, n - at)));
     }
     free(row->error), free(row->unknown), free(row->tokens.ids), free(row->tokens.trained);
 }
@@ -2482,15 +2489,15 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
             bool again = sft__chosen((uint64_t)config->seed, (uint64_t)which, SFT_SITE_MIX, left, wanted);
             row.copies = (int)weight + again, wanted -= again, left--;
             if (!row.copies && !row.error) continue;
-            if ((n & (n - 1)) == 0) rows = (SftRow *)sft_realloc(rows, (size_t)SFT_MAX(1, 2 * n) * sizeof row);
-            rows[n++] = row, bytes += row.n;
+            SFT_PUSH(rows, n, row);
+            bytes += row.n;
         }
 #pragma omp parallel
         {
             SftReader mine = *reader;
 #pragma omp for schedule(dynamic, 16)
             for (int64_t i = 0; i < n; i++) sft__read_row(&mine, &rows[i], &f, first);
-            free(mine.message), free(mine.own);
+            free(mine.message);
         }
         for (int64_t i = 0; i < n; i++) sft__add_row(d, config, &f, &rows[i]);
         sft_progress("reading data", (double)SFT_MIN(f.at, f.n), (double)f.n + 1);
@@ -2500,28 +2507,20 @@ static void sft__read_file(SftDataset *d, const SftReader *reader, const char *p
     sft_unmap(f.s, f.n);
 }
 
-static int sft__by_path(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, double weight, int *which) {
     if (!sft_is_folder(path)) {
         sft__read_file(d, r, path, weight, (*which)++);
         return;
     }
-    DIR *folder = opendir(path);
-    if (!folder) sft_die(SFT_BAD_INPUT, "cannot open the folder %s: %s", path, strerror(errno));
-    char **names = NULL, buf[4096];
-    int n = 0;
-    for (struct dirent *e; (e = readdir(folder)) != NULL;) {
-        const char *dot = strrchr(e->d_name, '.');
-        if (!dot || (strcmp(dot, ".json") && strcmp(dot, ".jsonl") && strcmp(dot, ".txt"))) continue;
-        names = (char **)sft_realloc(names, (size_t)(n + 1) * sizeof *names);
-        names[n++] = strdup(e->d_name);
-    }
-    closedir(folder);
-    if (!n) sft_die(SFT_BAD_INPUT, "the folder %s holds no .json, .jsonl or .txt file", path);
-    qsort(names, (size_t)n, sizeof *names, sft__by_path);
-    for (int i = 0; i < n; i++) sft__read_file(d, r, sft_path(buf, path, names[i]), weight, (*which)++), free(names[i]);
-    free(names);
+    if (access(path, R_OK)) sft_die(SFT_BAD_INPUT, "cannot open the folder %s: %s", path, strerror(errno));
+    char file[4096];
+    int n, before = *which;
+    char **names = sft__list(path, &n);
+    for (int i = 0; i < n; i++)
+        if (sft__option_among(".json|.jsonl|.txt", sft__ending(names[i])))
+            sft__read_file(d, r, sft_path(file, path, names[i]), weight, (*which)++);
+    sft__list_free(names, n);
+    if (*which == before) sft_die(SFT_BAD_INPUT, "the folder %s holds no .json, .jsonl or .txt file", path);
 }
 
 static void sft__count(SftDataset *d) { // samples, packs and tokens of the report, as they stand
@@ -2572,7 +2571,7 @@ void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, 
         SftSample s = train->sample[i];
         if (s.begin != last) moves = sft__chosen(seed, 0, SFT_SITE_SPLIT, n - i, wanted); // copies go together
         last = s.begin, wanted -= moves;
-        if (moves) sft__add_sample(validation, s);
+        if (moves) SFT_PUSH(validation->sample, validation->samples, s);
         else train->sample[train->samples++] = s;
     }
     validation->report.rows = validation->samples;
@@ -5874,24 +5873,6 @@ SftStep sft_update(SftCtx *c, SftModel *m, SftTrainer *t, const SftConfig *confi
    Pitfall: a rename survives a power cut only when the folder around it is fsynced, too; and what is deleted to make
    room is missed when the disk turns out to be full all the same. */
 
-// The names in a folder; the caller frees them and the list. A folder that is not there has none.
-static char **sft__list(const char *folder, int *n) {
-    char **names = NULL;
-    DIR *dir = opendir(folder);
-    *n = 0;
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        names = (char **)sft_realloc(names, (size_t)(*n + 1) * sizeof *names);
-        names[(*n)++] = sft_format("%s", e->d_name);
-    }
-    if (dir) closedir(dir);
-    return names;
-}
-static void sft__list_free(char **names, int n) {
-    for (int i = 0; i < n; i++) free(names[i]);
-    free(names);
-}
-
 static void sft__remove_folder(const char *folder) { // with the files in it; a checkpoint has no folders inside
     char path[4096];
     int n;
@@ -5954,9 +5935,8 @@ static void sft__copy_model_files(const char *from, const char *to) {
     int n;
     char **names = sft__list(from, &n);
     for (int i = 0; i < n; i++) {
-        const char *ending = strrchr(names[i], '.');
         sft_path(path, from, names[i]), sft_path(target, to, names[i]);
-        if (!sft__option_among(wanted, names[i]) && !(ending && !strcmp(ending, ".py"))) continue;
+        if (!sft__option_among(wanted, names[i]) && strcmp(sft__ending(names[i]), ".py")) continue;
         if (stat(path, &a) || !S_ISREG(a.st_mode)) continue;
         if (!stat(target, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino) continue; // the same file
         size_t bytes;
@@ -6134,10 +6114,10 @@ void sft_checkpoint_save(const SftModel *m, const SftTrainer *t, const SftConfig
     sft_make_folder(folder);
     char **names = sft__list(folder, &n); // what a killed run has left
     for (int i = 0; i < n; i++) {
-        const char *ending = strrchr(names[i], '.');
+        bool unfinished = !strncmp(names[i], "checkpoint-", 11) && !strcmp(sft__ending(names[i]), ".tmp");
         sft_path(path, folder, names[i]);
         if (!strncmp(names[i], "latest.tmp", 10)) unlink(path);
-        if (!strncmp(names[i], "checkpoint-", 11) && ending && !strcmp(ending, ".tmp")) sft__remove_folder(path);
+        if (unfinished) sft__remove_folder(path);
     }
     sft__list_free(names, n);
     snprintf(name, sizeof name, "checkpoint-%lld.tmp", (long long)t->step);
