@@ -408,6 +408,11 @@ SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const Sft
 void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, uint64_t seed);
 void sft_dataset_pack(SftDataset *d, const SftConfig *config); // fills pack and order; call once, after the split
 void sft_dataset_free(SftDataset *d);
+/* A prompt as token ids that end where its answer begins: a text, a list of messages as in the rows above, or an object
+   with either as "prompt" or "messages"; config->system stands in front. With config->raw a text is taken as it is.
+   Dies naming `where` and the message at fault. The caller frees the ids. */
+SftIds sft_prompt(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, struct json_t *prompt,
+                  const char *where);
 // The report, then the first `samples` samples with their trained tokens marked: in colour on a terminal, else in ⟦ ⟧.
 void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int samples);
 void sft_data_dump(const char *path, const SftDataset *d); // a line {"input_ids", "labels"} per sample, packed or not
@@ -2422,6 +2427,33 @@ static void sft__read_row(SftReader *r, SftRow *row, const SftRows *f, bool firs
     else if (!json_is_object(json)) row->error = strdup("expected a row {...}");
     else sft__read_object(r, row, json, first), row->error = r->error;
     json_decref(r->made), json_decref(json);
+}
+
+SftIds sft_prompt(const SftConfig *config, const SftTokenizer *t, const SftTemplate *tpl, json_t *prompt,
+                  const char *where) {
+    SftIds ids = {0};
+    json_t *messages = json_object_get(prompt, "messages"), *message;
+    if (json_is_object(prompt)) prompt = messages ? messages : json_object_get(prompt, "prompt");
+    const char *text = json_string_value(prompt);
+    if (!text && !json_is_array(prompt))
+        sft_die(SFT_BAD_INPUT, "%s: a prompt is a string or a list of messages", where);
+    if (text && config->raw) {
+        sft_encode(t, &ids, text, strlen(text), true);
+        return ids;
+    }
+    SftReader r = {.made = json_array()};
+    SftTokens tokens = {0};
+    size_t i;
+    if (config->system) sft__say(&r, "system", config->system, 0);
+    if (text) sft__say(&r, "user", text, 0);
+    json_array_foreach(prompt, i, message) {
+        sft__read_message(&r, message);
+        if (r.error) sft_die(SFT_BAD_INPUT, "%s, message %zu: %s", where, i + 1, r.error);
+    }
+    r.error = sft_render(tpl, &tokens, r.message, r.messages, true);
+    if (r.error) sft_die(SFT_BAD_INPUT, "%s: %s", where, r.error);
+    free(r.message), json_decref(r.made), free(tokens.trained);
+    return (SftIds){tokens.ids, tokens.n, tokens.cap};
 }
 
 static SftSample sft__range(const SftTokens *t, int64_t begin, int64_t n) { // a document's first token is no target

@@ -107,38 +107,6 @@ static void close_run(Run *r) {
 }
 
 /* ---- asking the model ------------------------------------------------------------------------------------------- */
-// Prompt (a string, a list of messages, or an object with either) -> token ids that end where the answer begins.
-static SftIds prompt_ids(const Run *r, json_t *prompt, const char *where) {
-    SftIds ids = {0};
-    json_t *messages = json_object_get(prompt, "messages");
-    if (json_is_object(prompt)) prompt = messages ? messages : json_object_get(prompt, "prompt");
-    if (json_is_string(prompt) && r->config->raw) {
-        sft_encode(r->tokenizer, &ids, json_string_value(prompt), json_string_length(prompt), true);
-        return ids;
-    }
-    SftMessage list[256];
-    int n = 0;
-    if (r->config->system) list[n++] = (SftMessage){"system", r->config->system, strlen(r->config->system), 0};
-    if (json_is_string(prompt))
-        list[n++] = (SftMessage){"user", json_string_value(prompt), json_string_length(prompt), 0};
-    size_t i;
-    json_t *m;
-    json_array_foreach(prompt, i, m) {
-        json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
-        if (!json_is_string(role) || !json_is_string(content) || n == SFT_COUNT(list))
-            sft_die(SFT_BAD_INPUT, "%s, message %zu: expected {\"role\": string, \"content\": string}, at most 255 of "
-                                   "them", where, i + 1);
-        list[n++] = (SftMessage){json_string_value(role), json_string_value(content), json_string_length(content), 0};
-    }
-    if (!json_is_string(prompt) && !json_is_array(prompt))
-        sft_die(SFT_BAD_INPUT, "%s: a prompt is a string or a list of messages", where);
-    SftTokens tokens = {0};
-    char *wrong = sft_render(r->chat, &tokens, list, n, true);
-    if (wrong) sft_die(SFT_BAD_INPUT, "%s: %s", where, wrong);
-    free(tokens.trained);
-    return (SftIds){tokens.ids, tokens.n, tokens.cap};
-}
-
 typedef void OnToken(void *arg, int32_t id);
 static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, OnToken *on_token, void *arg) {
     const SftConfig *config = r->config; // [10]
@@ -158,7 +126,7 @@ static json_t *ids_json(const int32_t *ids, int64_t n) {
 
 // One prompt answered: {"prompt_ids", "output_ids", "text"}.
 static json_t *answer_json(Run *r, json_t *prompt, const char *where) {
-    SftIds ids = prompt_ids(r, prompt, where);
+    SftIds ids = sft_prompt(r->config, r->tokenizer, r->chat, prompt, where); // [3]
     SftIds out = answer(r, ids.ids, ids.n, r->config->max_new_tokens, NULL, NULL);
     size_t bytes;
     char *text = sft_decode(r->tokenizer, out.ids, out.n, true, &bytes);
@@ -466,7 +434,7 @@ static int generate(const SftConfig *config) {
         if (!prompt) sft_die(SFT_BAD_INPUT, "the prompt is not valid UTF-8");
         if (config->json) print_json(answer_json(&r, prompt, "the prompt"));
         else {
-            SftIds ids = prompt_ids(&r, prompt, "the prompt");
+            SftIds ids = sft_prompt(config, r.tokenizer, r.chat, prompt, "the prompt");
             Stream stream = {.tokenizer = r.tokenizer};
             SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
             putchar('\n');
@@ -495,7 +463,7 @@ static int chat(const SftConfig *config) {
         json_t *content = json_stringn(line, (size_t)n);
         if (!content) { fprintf(stderr, "that line is not valid UTF-8\n"); continue; }
         json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "user", "content", content));
-        SftIds ids = prompt_ids(&r, messages, "the conversation");
+        SftIds ids = sft_prompt(config, r.tokenizer, r.chat, messages, "the conversation");
         Stream stream = {.tokenizer = r.tokenizer};
         SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
         putchar('\n');

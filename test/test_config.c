@@ -201,7 +201,8 @@ static void commands_and_their_arguments(void **state) {
     EXPECT_ERROR(READ(NULL, "merge", "a", "b"), "no command merge");
     EXPECT_ERROR(READ(NULL, "generate", "m"), "needs a prompt");
     EXPECT_ERROR(READ(NULL, "export", "m"), "CHECKPOINT FOLDER");
-    EXPECT_ERROR(READ(NULL, "eval", "m", "--train_file", "f", "--validation_split", "0.5"), "validation_file is missing");
+    EXPECT_ERROR(READ(NULL, "eval", "m", "--train_file", "f", "--validation_split", "0.5"),
+                 "validation_file is missing");
     EXPECT_ERROR(READ(NULL, "chat"), "model_name_or_path is missing");
     EXPECT_ERROR(READ(NULL, "tokenize", "m", "a", "b"), "does not take the argument \"b\"");
     EXPECT_ERROR(READ("{" TRAIN "}", file, "more.txt"), "nor is there such a file");

@@ -153,6 +153,41 @@ static void masks(void **state) {
           "q>[r<|end|>]|", NULL); // as XTuner: never the user
 }
 
+static void prompts(void **state) { // messages are read as those of rows, and end where the answer begins
+    (void)state;
+    static const char *const good[][2] = {
+        {"\"q\"", "(be kind)q>"},
+        {"{\"prompt\": \"q\"}", "(be kind)q>"},
+        {"[{\"role\": \"user\", \"content\": \"q\"}, {\"from\": \"gpt\", \"value\": \"r\"}, {\"role\": \"user\", "
+         "\"content\": [{\"type\": \"text\", \"text\": \"s\"}]}]", "(be kind)q>r<|end|>s>"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}", "(be kind)q>"},
+    };
+    static const char *const wrong[][2] = {
+        {"{\"a\": 1}", "line 7: a prompt is a string or a list of messages"},
+        {"5", "line 7: a prompt is a string or a list of messages"},
+        {"[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"user\"}]", "line 7, message 2: expected \"content\""},
+        {"[{\"role\": \"boss\", \"content\": \"q\"}]", "line 7, message 1: unknown role \"boss\""},
+    };
+    SftConfig c = config_of("--system", "be kind", NULL);
+    for (int i = 0; i < SFT_COUNT(good); i++) {
+        json_t *prompt = json_loads(good[i][0], JSON_DECODE_ANY, NULL);
+        SftIds ids = sft_prompt(&c, tok, tpl, prompt, "line 7");
+        char *text = sft_decode(tok, ids.ids, ids.n, false, NULL);
+        assert_string_equal(text, good[i][1]);
+        free(text), free(ids.ids), json_decref(prompt);
+    }
+    for (int i = 0; i < SFT_COUNT(wrong); i++) {
+        json_t *prompt = json_loads(wrong[i][0], JSON_DECODE_ANY, NULL);
+        EXPECT_ERROR(sft_prompt(&c, tok, tpl, prompt, "line 7"), wrong[i][1]);
+        json_decref(prompt);
+    }
+    c.raw = true; // no template, no system text
+    json_t *prompt = json_string("q");
+    SftIds ids = sft_prompt(&c, tok, tpl, prompt, "line 7");
+    assert_int_equal(ids.n, 1);
+    free(ids.ids), json_decref(prompt), sft_config_free(&c);
+}
+
 static void malformed_rows(void **state) {
     (void)state;
     const char *good = "{\"prompt\": \"a\", \"completion\": \"b\"}";
@@ -454,6 +489,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_format),
                                        cmocka_unit_test(every_shape_of_file),
                                        cmocka_unit_test(masks),
+                                       cmocka_unit_test(prompts),
                                        cmocka_unit_test(malformed_rows),
                                        cmocka_unit_test(long_rows),
                                        cmocka_unit_test(files_weights_and_folders),
