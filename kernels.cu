@@ -462,6 +462,7 @@ struct Product {
     int64_t lda, ldb, ld;        // numbers from a line to the next: of a; of b; of out, pre and residual
     int64_t part_size;           // numbers from a part of the sums to the next
     int M, N, K, depth, parts;   // part z sums k = z depth .. (z+1) depth; z is blockIdx.z
+    int columns;                 // of out that are written: N, or up to 3 more, so that a padded line ends with a quad
     SftAct act;
     bool backward, f32;          // the sums are multiplied by act'(pre) | out is fp32
     bool aligned, quads;         // lines of a and b begin on 16 bytes | those of the epilogue on 4 numbers
@@ -538,7 +539,7 @@ __device__ __forceinline__ void finish_slice(const Product &p, int part, float *
     __syncwarp();
 #pragma unroll 1
     for (int row = half; row < 16; row += 2 * Q) {
-        if (p.quads && p.N - j >= 4 * quad + 4) {
+        if (p.quads && p.columns - j >= 4 * quad + 4) {
             float z[Q][4];
 #pragma unroll
             for (int q = 0; q < Q; q++) load(z[q], slice_at(slice, row + 2 * q, 4 * quad));
@@ -547,7 +548,7 @@ __device__ __forceinline__ void finish_slice(const Product &p, int part, float *
 #pragma unroll 1
             for (int e = 0; e < 4; e++) {
                 const int column = p.quads ? 4 * quad + e : quad + 16 * e; // the last few, or a line without quads
-                if (column >= p.N - j) break;
+                if (column >= p.columns - j) break;
                 float z[Q][1];
 #pragma unroll
                 for (int q = 0; q < Q; q++) z[q][0] = *slice_at(slice, row + 2 * q, column);
@@ -849,11 +850,11 @@ matmul_hopper(const Product p, const __grid_constant__ CUtensorMap map_a, const 
    below the operands' share. */
 template <class T, int W>
 __global__ void __launch_bounds__(256) matmul_parts(Product p, const float *parts, int n) {
-    const int64_t line = p.N / W, i = thread() / line, j = thread() % line * W, size = (int64_t)p.M * p.N;
+    const int64_t C = p.columns, i = thread() / (C / W), j = thread() % (C / W) * W, size = p.M * C;
     if (i >= p.M) return;
     float z[1][W] = {}, x[W];
     for (int s = 0; s < n; s++) {
-        load(x, parts + s * size + i * p.N + j);
+        load(x, parts + s * size + i * C + j);
 #pragma unroll
         for (int e = 0; e < W; e++) z[0][e] += x[e];
     }
@@ -994,7 +995,9 @@ template <class T, bool DOWN_A, bool DOWN_B> void multiply_tiles(SftCtx *c, cons
 template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType type) {
     const int64_t tiles = (int64_t)((p.M + TILE - 1) / TILE) * ((p.N + TILE - 1) / TILE);
     const int64_t most = p.K / SPLIT_DEPTH;
-    const int64_t sums = SFT_MIN(most * p.M * p.N, (int64_t)SPLIT * TILE * TILE); // not fewer for a larger M or K
+    p.columns = p.quads && !p.bias ? (p.N + 3) / 4 * 4 : p.N;
+    const int64_t size = (int64_t)p.M * p.columns;
+    const int64_t sums = SFT_MIN(most * size, (int64_t)SPLIT * TILE * TILE); // not fewer for a larger M or K
     const size_t mark = c->work->used;
     float *parts = (float *)sft_take(c->work, most > 1 ? (size_t)sums * 4 : 0);
     sft_give_back(c->work, mark);
@@ -1005,15 +1008,15 @@ template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType 
     Product q = p; // what the blocks of a part write: its sums
     if (n > 1) {
         q.out = parts, q.f32 = true, q.pre = NULL, q.bias = q.residual = NULL, q.act = SFT_LINEAR;
-        q.ld = p.N, q.part_size = (int64_t)p.M * p.N, q.quads = p.N % 4 == 0;
+        q.ld = p.columns, q.part_size = size, q.quads = p.columns % 4 == 0;
     }
     with_type(type, [&](auto t) {
         typedef decltype(t) T;
         if (!DOWN_A && !DOWN_B && p.M <= 8) return multiply_few<T>(c, p);
         multiply_tiles<T, DOWN_A, DOWN_B>(c, q, dim3(blocks(tiles, 1), 1, (unsigned)n));
         if (n == 1) return;
-        const int64_t size = (int64_t)p.M * p.N;
-        if (p.quads && p.N % 4 == 0) matmul_parts<T, 4><<<blocks(size, 1024), 256, 0, stream(c)>>>(p, parts, (int)n);
+        if (p.quads && p.columns % 4 == 0)
+            matmul_parts<T, 4><<<blocks(size, 1024), 256, 0, stream(c)>>>(p, parts, (int)n);
         else matmul_parts<T, 1><<<blocks(size, 256), 256, 0, stream(c)>>>(p, parts, (int)n);
         LAUNCHED("matmul_parts");
     });
@@ -2330,26 +2333,23 @@ void swiglu_backward(SftCtx *c, SftTensor dgate, SftTensor dup, SftTensor dy, Sf
    where the maximum grows, once per 4 packs), one for the gradient. Floor: a logit read once and written once. The
    second pass reads the row again, from L2 if few rows are on the way at once: so a block has all 1024 threads, and 132
    rows of 152,000 numbers in bf16 are 40 MB, an H100's L2. Rows go from the last to the first: the matmul that made the
-   logits ended with the last, and the one that follows begins with the first. GPT-2's 50,257 columns put most rows on
-   odd addresses. So packs lie where memory's sectors do: the first begins up to 31 bytes before the row, and what a
-   pack has outside of the row is neither read nor written. */
-template <class T>
+   logits ended with the last, and the one that follows begins with the first. */
+template <class T, int W>
 __global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *logits, const int32_t *target, int V,
                                                              int Vp, float scale) {
-    constexpr int W = wide<T>, U = 4, STEP = 1024 * W;
+    constexpr int U = 4, STEP = 1024 * W;
     const int64_t row = gridDim.x - 1 - blockIdx.x;
-    const int label = target[row];
+    const int label = target[row], first = (int)threadIdx.x * W;
     T *x = logits + row * Vp;
-    const int first = (int)threadIdx.x * W - (int)((uintptr_t)x % 32 / sizeof(T));
     Pack<T, W> v[U];
     auto fetch = [&](int j0) { // U packs from column j0 on; of columns that are none, minus infinity
 #pragma unroll
         for (int u = 0; u < U; u++) {
             const int j = j0 + u * STEP;
-            if (j >= 0 && j + W <= V) v[u] = *(const Pack<T, W> *)(x + j);
-            else
+            if (j < V) v[u] = *(const Pack<T, W> *)(x + j);
 #pragma unroll
-                for (int e = 0; e < W; e++) v[u].v[e] = j + e >= 0 && j + e < V ? x[j + e] : from_float<T>(-INFINITY);
+            for (int e = 0; e < W; e++)
+                if (j + e >= V) v[u].v[e] = from_float<T>(-INFINITY);
         }
     };
     float most = -1e30f, sum = 0;
@@ -2377,23 +2377,19 @@ __global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *log
                 d[e] = (sft_exp(to_float(v[u].v[e]) - lse) - (j + e == label ? 1.0f : 0.0f)) * scale;
                 if (label < 0 || j + e >= V) d[e] = 0;
             }
-            if (j >= 0 && j + W <= Vp) store(x + j, d);
-            else
-#pragma unroll
-                for (int e = 0; e < W; e++)
-                    if (j + e >= 0 && j + e < Vp) x[j + e] = from_float<T>(d[e]);
+            if (j < Vp) store(x + j, d);
         }
     }
 }
 void cross_entropy(SftCtx *c, SftTensor loss, SftTensor logits, const int32_t *target, int64_t V, float scale) {
     const int64_t N = logits.dim[0], Vp = width(logits);
     if (sft_planning(c) || !N) return;
-    with_type(logits.type, [&](auto t) {
+    with_width(logits.type, Vp, [&](auto t, auto w) {
         typedef decltype(t) T;
-        cross_entropy_kernel<T><<<blocks(N, 1), 1024, 0, stream(c)>>>((float *)loss.data, (T *)logits.data, target,
-                                                                     (int)V, (int)Vp, scale);
+        cross_entropy_kernel<T, decltype(w)::value><<<blocks(N, 1), 1024, 0, stream(c)>>>(
+            (float *)loss.data, (T *)logits.data, target, (int)V, (int)Vp, scale);
         LAUNCHED("cross_entropy");
-    });
+    }, logits);
 }
 
 /* sums: block per SUMS numbers, 4 packs per thread in flight, sums in double; then one block adds the blocks' sums.

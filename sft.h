@@ -779,6 +779,7 @@ X(matmul_forward,     (SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTe
 X(matmul_backward_x,  (SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act, bool add)) \
 /* dw[O,I] += dy^T x; dbias[O] += column sums of dy */ \
 X(matmul_backward_w,  (SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x)) \
+/* y, pre, residual and dy may be wider than O: the columns behind are never used, and those of y and pre may change */ \
 /* table[N,D] fp32 = cosines (D/2), sines (D/2) of pos * inv_freq (Dynamic scaling: by the document's length), times the attention factor */ \
 X(rope_table,         (SftCtx *c, SftTensor table, const SftArch *a, const int32_t *pos, const int32_t *begin, const int32_t *end)) \
 /* rotates the halves of each head of x[N,H,D] in place, by +angle (forward) or -angle (backward) */ \
@@ -877,7 +878,8 @@ struct SftModel {
     SftTensor rope;               // [N,D] table of this batch (absent with learned positions)
     SftTensor final, stat;        // [N,C] after the final norm, its statistics
     SftTensor loss;               // [N] fp32, one for each target of the batch
-    SftTensor chunk, logits;      // [rows,C], [rows,V]: the hidden states and logits of a chunk of the targets
+    SftTensor chunk, logits;      // [rows,C], [rows,Vp]: the hidden states and logits of a chunk of the targets
+                                  // Vp: V up to a multiple of 16, so that rows begin where a GPU's sectors do
     SftBatch seen;                // the batch of the last sft_forward as ops see it
     int32_t *index, *wanted;      // [N] where targets stand, from the first row of their chunk on; the targets
     double *sums;                 // [units+1,2] sums and sums of squares: of losses, and of each unit's gradient
@@ -4077,10 +4079,11 @@ static void sft__activate(float *z, const float *x, int64_t n, SftAct act, bool 
 
 SFT__INLINE void sft__finish_n(const SftGemm *g, float *tile, int64_t i0, int64_t j0, int64_t m, int64_t n) {
     float buf[SFT__NR], wide[SFT__NR];
+    const int64_t ld = sft__width(g->out);
     const float *bias = g->bias.data ? sft__widen(wide, g->bias, j0, n) : NULL;
     for (int64_t i = 0; i < m; i++) {
         float *z = tile + i * SFT__NR;
-        int64_t at = (i0 + i) * g->N + j0;
+        int64_t at = (i0 + i) * ld + j0;
         if (bias) for (int64_t j = 0; j < n; j++) z[j] += bias[j];
         if (g->pre.data && !g->backward) sft__round(g->pre, at, z, n);
         if (g->act != SFT_LINEAR)
@@ -4105,6 +4108,7 @@ typedef struct { // a step of the product: rows ib .. ib+mb, columns jb .. jb+nb
 
 // Columns j .. j+n of a step: packs their strip of b, then multiplies it with every strip of a.
 static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, int64_t j, int64_t n) {
+    const int64_t ld = sft__width(g->out);
     sft__pack(b, SFT__NR, g->b, j, (int)n, s->k0, s->kc, s->pairs);
     for (int64_t k = (s->kc + 1) / 2; s->tiles && k < s->slots; k++) memset(b + k * SFT__NR, 0, SFT__NR * 4);
     for (int64_t i = 0; i < s->mb; i += s->mr) {
@@ -4113,7 +4117,7 @@ static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, 
         const int64_t m = SFT_MIN(s->mr, s->mb - i);
         const bool last = s->k0 + s->kc == g->K;
         for (int64_t r = 0; r < m && last; r++) // once the sums are there, so is the memory they go to
-            for (int64_t e = 0; e < n; e += 16) __builtin_prefetch(sft__at(g->out, (s->ib + i + r) * g->N + j + e), 1);
+            for (int64_t e = 0; e < n; e += 16) __builtin_prefetch(sft__at(g->out, (s->ib + i + r) * ld + j + e), 1);
         if (s->tiles) sft__amx_tile(tile, s->a + i * s->slots, b, s->slots, s->k0 > 0);
         else sft__tile(tile, s->a + i * s->slots, b, s->slots, s->pairs, s->k0 > 0);
         if (last) sft__finish(g, tile, s->ib + i, j, m, n);
@@ -4221,14 +4225,15 @@ static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTen
                                    bool add) {
     int64_t N = dx.dim[0], O = w.dim[0], I = sft__width(w);
     SftTensor sum = add ? dx : SFT_NONE;
-    SftGemm g = {{dy.data, dy.type, O, 1}, {w.data, w.type, 1, I}, N, I, O, dx, pre, SFT_NONE, sum, act, true};
+    const SftMat a = {dy.data, dy.type, sft__width(dy), 1}, b = {w.data, w.type, 1, I};
+    SftGemm g = {a, b, N, I, O, dx, pre, SFT_NONE, sum, act, true};
     sft__gemm(c, &g);
 }
 
 static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x) {
     int64_t N = dy.dim[0], O = dw.dim[0], I = sft__width(dw);
-    SftGemm g = {{dy.data, dy.type, 1, O}, {x.data, x.type, 1, I}, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR,
-                 true};
+    const SftMat a = {dy.data, dy.type, 1, sft__width(dy)}, b = {x.data, x.type, 1, I};
+    SftGemm g = {a, b, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR, true};
     if (sft_planning(c) || N > 0) sft__gemm(c, &g);
     if (sft_planning(c) || !dbias.data) return;
 #pragma omp parallel for schedule(static) if (N * O > SFT__SMALL)
@@ -4238,7 +4243,7 @@ static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, Sft
         for (int64_t i0 = 0; i0 < N; i0 += 64) {
             float sum[64] = {0};
             for (int64_t i = i0; i < SFT_MIN(i0 + 64, N); i++) {
-                const float *d = sft__widen(buf, dy, i * O + o, n);
+                const float *d = sft__widen(buf, dy, i * sft__width(dy) + o, n);
                 for (int64_t j = 0; j < n; j++) sum[j] += d[j];
             }
             for (int64_t j = 0; j < n; j++) total[j] += sum[j];
@@ -5328,7 +5333,7 @@ static void sft__take_acts(SftModel *m) {
     // the other. (dnorm goes across, and so is not here.)
     mark = mem->used;
     m->chunk = sft_take_tensor(mem, m->type, rows, C, 1);
-    m->logits = sft_take_tensor(mem, m->type, rows, a->V, 1);
+    m->logits = sft_take_tensor(mem, m->type, rows, sft__round_up(a->V, 16), 1);
     if (trains) m->dchunk = sft_take_tensor(mem, m->type, rows, C, 1);
     const size_t end = mem->used;
     sft_give_back(mem, mark);
@@ -5408,19 +5413,16 @@ size_t sft_plan_bytes(const SftModel *m) {
 // What the plan takes of the memory where ops work.
 static size_t sft__plan_there(const SftModel *m) { return sft_plan_bytes(m) - sft__planned(&m->mem[SFT_MEM_HOST]); }
 
-// A plan that does not fit is refused, with what would: fewer tokens at a time, with checkpointing if that is not
-// enough.
-static void sft__check_room(const SftModel *m) {
-    const SftDevice d = m->ops->device();
-    const size_t need = sft__plan_there(m);
-    if (!d.free || need <= d.free) return;
+// Refuses a plan that does not fit into `room` bytes, with what would: fewer tokens at a time, with checkpointing if
+// that is not enough.
+SFT_NORETURN static void sft__no_room(const SftModel *m, const char *device, size_t room) {
     char fits[200] = "not even one token at a time would fit: take a smaller model";
     for (int64_t tokens = m->tokens, found = 0; tokens > 0 && !found; tokens /= 2)
         for (int again = m->checkpointing; again < 2 && !found; again++) {
             SftModel other;
             sft_model_open(&other, &m->arch, m->type, m->trains, again, tokens, SFT_MIN(m->targets, tokens),
                            m->cache.room, true, m->ops);
-            found = sft__plan_there(&other) <= d.free;
+            found = sft__plan_there(&other) <= room;
             if (found)
                 snprintf(fits, sizeof fits, "%.1f MB would do with %smicro-batches of at most %lld tokens instead of "
                          "%lld (per_device_%s_batch_size, max_length)", (double)sft__plan_there(&other) / 1e6,
@@ -5428,19 +5430,28 @@ static void sft__check_room(const SftModel *m) {
                          (long long)m->tokens, m->trains ? "train" : "eval");
             sft_model_close(&other);
         }
-    sft_die(SFT_BAD_INPUT, "the memory plan has %.1f MB, %s can give %.1f MB; %s", (double)need / 1e6, d.name,
-            (double)d.free / 1e6, fits);
+    sft_die(SFT_BAD_INPUT, "the memory plan has %.1f MB, %s can give %.1f MB; %s", (double)sft__plan_there(m) / 1e6,
+            device, (double)room / 1e6, fits);
 }
 
-static void sft__open_memory(SftModel *m, int i) {
-    size_t bytes = m->mem[i].peak;
-    char *base = (char *)m->ops->reserve(bytes, i == SFT_MEM_HOST);
-    if (!base) {
-        SftDevice d = m->ops->device();
-        sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s, of %.1f MB in all; %s can give %.1f MB",
-                (double)bytes / 1e6, m->mem[i].name, (double)sft_plan_bytes(m) / 1e6, d.name, (double)d.free / 1e6);
+// Reserves the arenas of the plan. There may be less than there seemed to be: in pieces, or another program was faster.
+static void sft__open_memory(SftModel *m) {
+    const size_t need = sft__plan_there(m);
+    SftDevice d = m->ops->device();
+    if (d.free && need > d.free) sft__no_room(m, d.name, d.free);
+    size_t taken = 0;
+    for (int i = 0; i < SFT_MEMS; i++) {
+        const bool host = i == SFT_MEM_HOST;
+        const size_t bytes = m->mem[i].peak;
+        char *base = (char *)m->ops->reserve(bytes, host);
+        if (!base && host) sft_die(SFT_BROKEN, "out of memory: %.1f MB for %s", (double)bytes / 1e6, m->mem[i].name);
+        if (!base) {
+            d = m->ops->device();
+            sft__no_room(m, d.name, d.free ? SFT_MIN(taken + d.free, need - 1) : need - 1);
+        }
+        m->mem[i] = (SftArena){.name = m->mem[i].name, .base = base, .size = bytes};
+        taken += bytes;
     }
-    m->mem[i] = (SftArena){.name = m->mem[i].name, .base = base, .size = bytes};
 }
 
 void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bool checkpointing, int64_t tokens,
@@ -5455,8 +5466,7 @@ void sft_model_open(SftModel *m, const SftArch *a, SftType type, bool trains, bo
     sft__layout(m);
     sft__rehearse(m, ops);
     if (plan) return;
-    sft__check_room(m);
-    for (int i = 0; i < SFT_MEMS; i++) sft__open_memory(m, i);
+    sft__open_memory(m);
     sft_units_close(m);
     sft__layout(m);
 }

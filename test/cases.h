@@ -69,10 +69,10 @@ static Tokens tokens(int64_t n, int64_t document, int64_t vocabulary) {
 typedef struct { const char *name; int64_t I, O; bool bias, in, out, residual; } Layer;
 static void matmul_case(SftType type, int64_t N, Layer l) {
     const size_t mark = memory.used;
-    const int64_t I = l.I, O = l.O;
+    const int64_t I = l.I, O = l.O, Op = (O + 15) / 16 * 16; // rows of logits are padded
     const double e = (double)sft_type_size(type), NI = e * (double)(N * I), NO = e * (double)(N * O);
     const double OI = (double)(O * I), flops = N > 1 ? 2 * (double)N * OI : 0;
-    const SftTensor x = matrix(type, N, I), w = matrix(type, O, I), y = matrix(type, N, O), dw = matrix(SFT_F32, O, I);
+    const SftTensor x = matrix(type, N, I), w = matrix(type, O, I), y = matrix(type, N, Op), dw = matrix(SFT_F32, O, I);
     const SftTensor bias = l.bias ? vector(type, O) : none, dbias = l.bias ? vector(SFT_F32, O) : none;
     const SftTensor before = l.in ? matrix(type, N, I) : none, behind = l.out ? matrix(type, N, O) : none;
     const SftAct in = l.in ? SFT_GELU_TANH : SFT_LINEAR, out = l.out ? SFT_GELU_TANH : SFT_LINEAR;
@@ -171,7 +171,7 @@ static void loss_cases(SftType type, int64_t rows, int64_t V, int64_t C) {
     const size_t mark = memory.used;
     const Tokens t = tokens(rows, rows, V);
     const double e = (double)sft_type_size(type), all = (double)rows * (double)V, some = (double)(rows * C);
-    const SftTensor logits = tensor(type, rows, V, 1, 5), loss = vector(SFT_F32, rows);
+    const SftTensor logits = tensor(type, rows, (V + 15) / 16 * 16, 1, 5), loss = vector(SFT_F32, rows);
     const SftTensor x = matrix(type, 2 * rows, C), y = matrix(type, rows, C);
     int32_t *every_second = SFT_NEW(int32_t, rows);
     for (int64_t i = 0; i < rows; i++) every_second[i] = (int32_t)(2 * i);

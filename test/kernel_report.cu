@@ -139,7 +139,7 @@ static void run_cases(const char *on, const char *op) { // this process's share 
         cudaMalloc((void **)&work.base, work.size) != cudaSuccess)
         exit(1);
     sft_die_hook = [](int, const char *line) { throw std::string(line); };
-    // A tile's worth of tokens: more are more of the same. An odd vocabulary, as GPT-2's: rows begin anywhere.
+    // A tile's worth of tokens: more are more of the same. An odd vocabulary, as GPT-2's.
     const Shapes s = {1024, 128, 256, 2057, 32, 1 << 18};
     for (int type = SFT_F32; type <= SFT_BF16; type++) {
         matmul_cases((SftType)type, s.matmul_tokens, s.vocabulary);
@@ -297,12 +297,8 @@ static struct Exception {
     bool needed = false;
 } exceptions[] = {
     // clang-format off
-    {SECTORS, "matmul_tensor", "head", 2, "rows of an odd vocabulary begin in the middle of a sector"},
-    {SECTORS, "matmul_hopper", "head", 2, "the same"},
-    {SECTORS, "matmul_plain", "head", 20, "the same; and a quad is then four loads of one number"},
-    {CONFLICTS, "matmul_tensor", "head", 2, "the epilogue of rows that have no quads; not the main loop"},
-    {CONFLICTS, "matmul_hopper", "head", 2, "the same"},
-    {CONFLICTS, "matmul_plain", "head", 2, "the same"},
+    {SECTORS, "matmul_", "head", 1.11, "the last columns of an odd vocabulary fill no sector: one of 17 tiles here"},
+    {SECTORS, "matmul_plain", "head", 8, "the last few k of an odd vocabulary come number by number"},
     {SECTORS, "attention_forward_mma", "", 8, "lse lies [N,H]: 4 bytes a query and head, 1 / 64 of what y takes"},
     {SECTORS, "rows_add", "", 1.1, "ids in their sorted order, 4 bytes a token, from wherever a word's begin"},
     {BYTES, "embedding_forward", "", 1.6, "words and places that occur again are read again, from L2"},

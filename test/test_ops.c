@@ -89,11 +89,13 @@ static void drop(Val v) {
 }
 #define DROP(...) do { Val all[] = {__VA_ARGS__}; for (int d = 0; d < SFT_COUNT(all); d++) drop(all[d]); } while (0)
 
+#define ANYTHING 1e300 // what an op may leave as it likes
 static uint64_t fingerprint; // of every output that was checked, in order
 static void check(const char *what, SftTensor got, const double *want, const double *size, double factor) {
     int64_t n = sft_size(got);
     float *x = get(got);
     for (int64_t i = 0; i < n; i++) {
+        if (want[i] == ANYTHING) continue;
         const float f = x[i];
         fingerprint = (fingerprint ^ sft_f32_bits(f)) * 0x100000001b3u;
         double tolerance = half_unit[got.type] * 1.01 * fabs(want[i]) +
@@ -162,9 +164,9 @@ static void formulae_are_accurate(void **state) {
 }
 
 // --- matmul --------------------------------------------------------------------------------------------------------
-// out[M,N] = sum over k of a(i,k) b(j,k), with the sum of absolute values
-static void product(double *out, double *size, const double *a, int64_t ar, int64_t ac, const double *b, int64_t br,
-                    int64_t bc, int64_t M, int64_t N, int64_t K) {
+// out[M,N], lines ld apart, = sum over k of a(i,k) b(j,k), with the sum of absolute values
+static void product(double *out, double *size, int64_t ld, const double *a, int64_t ar, int64_t ac, const double *b,
+                    int64_t br, int64_t bc, int64_t M, int64_t N, int64_t K) {
     for (int64_t i = 0; i < M; i++)
         for (int64_t j = 0; j < N; j++) {
             double s = 0, z = 0;
@@ -172,27 +174,31 @@ static void product(double *out, double *size, const double *a, int64_t ar, int6
                 double t = a[i * ar + k * ac] * b[j * br + k * bc];
                 s += t, z += fabs(t);
             }
-            out[i * N + j] = s, size[i * N + j] = z;
+            out[i * ld + j] = s, size[i * ld + j] = z;
         }
 }
 
 static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a, bool extras) {
-    Val x = value(type, N, I, 1, 1), w = value(type, O, I, 1, 1), y = value(type, N, O, 1, 1),
+    const int64_t Op = extras ? O : (O + 7) / 8 * 8; // y and dy may be wider than what is multiplied
+    Val x = value(type, N, I, 1, 1), w = value(type, O, I, 1, 1), y = value(type, N, Op, 1, 1),
         pre = extras ? value(type, N, O, 1, 1) : none;
-    Val bias = extras ? value(type, O, 1, 1, 1) : none, dy = value(type, N, O, 1, 1), dx = value(type, N, I, 1, 1),
+    Val bias = extras ? value(type, O, 1, 1, 1) : none, dy = value(type, N, Op, 1, 1), dx = value(type, N, I, 1, 1),
         dpre = value(type, N, I, 1, 1);
     Val dw = value(SFT_F32, O, I, 1, 1), db = value(SFT_F32, O, 1, 1, 1);
-    double *z = doubles(N * O), *size = doubles(N * O);
-    product(z, size, x.x, I, 1, w.x, I, 1, N, O, I);
+    double *z = doubles(N * Op), *size = doubles(N * Op);
+    product(z, size, Op, x.x, I, 1, w.x, I, 1, N, O, I);
     for (int64_t i = 0; extras && i < N * O; i++) z[i] += bias.x[i % O], size[i] += fabs(bias.x[i % O]);
     RUN(matmul_forward, y.t, pre.t, x.t, w.t, bias.t, extras ? y.t : SFT_NONE, a); // y is the residual too
     if (extras) check("matmul pre", pre.t, z, size, 1);
-    for (int64_t i = 0; i < N * O; i++) z[i] = act(z[i], a) + (extras ? y.x[i] : 0), size[i] += 1 + fabs(z[i]);
+    for (int64_t i = 0; i < N * Op; i++) {
+        z[i] = i % Op >= O ? ANYTHING : act(z[i], a) + (extras ? y.x[i] : 0);
+        size[i] += 1 + fabs(z[i]);
+    }
     check("matmul", y.t, z, size, 1);
     free(z), free(size);
 
     z = doubles(N * I), size = doubles(N * I);
-    product(z, size, dy.x, O, 1, w.x, 1, I, N, I, O);
+    product(z, size, I, dy.x, Op, 1, w.x, 1, I, N, I, O);
     for (int64_t i = 0; i < N * I; i++) {
         double d = act_grad(dpre.x[i], a);
         z[i] = z[i] * d + (extras ? dx.x[i] : 0), size[i] = size[i] * (fabs(d) + 1) + fabs(dx.x[i]);
@@ -202,7 +208,7 @@ static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a,
     free(z), free(size);
 
     z = doubles(O * I), size = doubles(O * I);
-    product(z, size, dy.x, 1, O, x.x, 1, I, O, I, N);
+    product(z, size, I, dy.x, 1, Op, x.x, 1, I, O, I, N);
     for (int64_t i = 0; i < O * I; i++) z[i] += dw.x[i], size[i] += fabs(dw.x[i]);
     double *sum = doubles(O), *sum_size = doubles(O);
     for (int64_t o = 0; o < O; o++) sum[o] = db.x[o], sum_size[o] = 1;
