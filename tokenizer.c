@@ -32,6 +32,7 @@
    test/test_tokenizer.c. The usual pitfall: regular expressions of two engines that look alike and are not (sft__regex
    translates from Oniguruma, which the files are written for). */
 #include "sft.h"
+#include <ctype.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
@@ -132,6 +133,23 @@ static int sft__char_byte(uint32_t c) { // the byte that the character spells, -
     return c <= 288 ? (int)c - 256 : c < 323 ? (int)c - 289 + 127 : c == 323 ? 0xad : -1;
 }
 
+static void sft__add_char(Sft__Bytes *b, uint32_t c) {
+    utf8proc_uint8_t utf8[4];
+    sft__add(b, (char *)utf8, (size_t)utf8proc_encode_char((utf8proc_int32_t)c, utf8));
+}
+
+// Adds the bytes that the characters of text[0..n) spell; false, and nothing, where one of them spells none.
+static bool sft__add_unspelled(Sft__Bytes *b, const char *text, size_t n) {
+    size_t before = b->n;
+    for (size_t i = 0; i < n;) {
+        int byte = sft__char_byte(sft__char(text, &i));
+        if (byte < 0) b->n = before;
+        if (byte < 0) return false;
+        sft__add(b, (char[1]){(char)byte}, 1);
+    }
+    return true;
+}
+
 static inline uint64_t sft__hash(const char *p, size_t n) {
     uint64_t h = n * 0x9e3779b97f4a7c15u, v = 0;
     for (; n >= 8; p += 8, n -= 8) {
@@ -182,29 +200,30 @@ static void sft__words_put(Sft__Words *w, const char *text, size_t n, int32_t id
 /* ================================================================================================================
    The tokenizer, and what one thread needs to encode
    ================================================================================================================ */
-// One step of a pipeline. What the fields mean for each kind stands beside it.
+/* One step of a pipeline. The kinds that turn a text into a text serve normalizer, pre-tokenizer and decoder alike, and
+   every component of a file is one or a few of these steps: Metaspace is REPLACE, PREPEND and SPLIT. */
 typedef enum {
-    SFT__UNICODE,  // normalizer: mode = utf8proc's options
-    SFT__PREPEND,  // normalizer: `text` before text that is not empty
-    SFT__REPLACE,  // normalizer, decoder: `text` for every match of regex, or where that is NULL, of the byte `from`
-    SFT__TRIM,     // normalizer: white space off the left (mode & 1) and the right (mode & 2)
-    SFT__SPLIT,    // pre-tokenizer: pieces at the matches of regex; mode = what becomes of these (SFT__ISOLATED ...)
-    SFT__SPACES,   // pre-tokenizer: `text` for every space, and before the piece (mode = SFT__ALWAYS ...)
-    SFT__BYTES,    // pre-tokenizer: every byte as its character
-    SFT__UNBYTES,  // decoder: every character as its byte
-    SFT__UNHEX,    // decoder: <0x41> is a byte
-    SFT__FUSE,     // decoder: all tokens become one
-    SFT__STRIP,    // decoder: up to `left` times `text` off the left of each token, `right` off the right
-    SFT__UNSPACES, // decoder: a space for each match of regex, nothing in the first token unless mode == SFT__NEVER
+    // text -> text
+    SFT__UNICODE, // a normal form: mode = utf8proc's options
+    SFT__PREPEND, // `text` before it; mode: when (SFT__FIRST ...)
+    SFT__REPLACE, // `text` for every match of regex, or where that is NULL, of the byte `from`; mode SFT__FIRST: in the
+                  // first token nothing instead of `text`
+    SFT__BYTES,   // every byte as its character
+    SFT__UNBYTES, // every character as its byte; as it is, where a character is none
+    // pre-tokenizer: a text -> pieces
+    SFT__SPLIT, // at the matches of regex; mode: what becomes of these (SFT__ISOLATED ...)
+    // decoder: tokens -> tokens
+    SFT__UNHEX, // <0x41> is a byte
+    SFT__FUSE,  // all become one, with `text` between them
 } Sft__Kind;
 enum { SFT__ISOLATED, SFT__REMOVED, SFT__CONTIGUOUS, SFT__WITH_PREVIOUS, SFT__WITH_NEXT };
-enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS };
+enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS, SFT__AGAIN }; // AGAIN: even where it stands already
 typedef struct {
     Sft__Kind kind;
     pcre2_code *regex;
     char *text, from;
     size_t n; // bytes of text
-    int mode, left, right;
+    int mode;
     bool invert; // SPLIT: what matches and what does not change places
 } Sft__Step;
 enum { SFT__STEPS = 24 };
@@ -245,8 +264,7 @@ struct SftTokenizer {
     int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
     uint8_t *joined;           // see sft__join; NULL: words are never cut
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
-    bool joins_with_space; // no decoder at all: tokens are joined with spaces
-    uint8_t *unstable;     // bit set of code points that NFC, ... may change; NULL: no such step
+    uint8_t *unstable; // bit set of code points that NFC, ... may change; NULL: no such step
     Sft__AddedSet plain, normalized;
     pcre2_code *word_char; // for single_word
     SftIds prefix, suffix; // what the post-processor adds
@@ -372,11 +390,15 @@ static pcre2_code *sft__regex(const SftTokenizer *t, const char *regex, size_t n
     return code;
 }
 
-static pcre2_code *sft__literal(const SftTokenizer *t, const char *text) { // matches this very text, and "" nowhere
+// Matches this very text between `before` and `behind`, two parts of a regular expression; an empty text nowhere.
+static pcre2_code *sft__literal(const SftTokenizer *t, const char *before, const char *text, const char *behind) {
     Sft__Bytes out = {0};
     char hex[16];
+    sft__add(&out, before, strlen(before));
+    if (!*text) sft__add(&out, "(?!)", 4);
     for (size_t i = 0; text[i];) sft__add(&out, hex, (size_t)snprintf(hex, sizeof hex, "\\x{%x}", sft__char(text, &i)));
-    pcre2_code *code = sft__compile(t, out.n ? out.p : "(?!)", out.n ? out.n : 4);
+    sft__add(&out, behind, strlen(behind) + 1);
+    pcre2_code *code = sft__compile(t, out.p, out.n - 1);
     free(out.p);
     return code;
 }
@@ -623,21 +645,46 @@ static size_t sft__white_right(const char *text, size_t n) {
     return n - at;
 }
 
-static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n) {
-    size_t done = 0;
+static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n,
+                         bool first) {
+    size_t done = 0, m = first && step->mode == SFT__FIRST ? 0 : step->n;
     if (!step->regex) {
         for (const char *p; done < n && (p = memchr(text + done, step->from, n - done));) {
             sft__add(out, text + done, (size_t)(p - text) - done);
-            sft__add(out, step->text, step->n);
+            sft__add(out, step->text, m);
             done = (size_t)(p - text) + 1;
         }
     } else {
         for (Sft__Finder f = SFT__FINDER(step->regex, text, n); sft__find(&f, s); done = f.to) {
             sft__add(out, text + done, f.from - done);
-            sft__add(out, step->text, step->n);
+            sft__add(out, step->text, m);
         }
     }
     sft__add(out, text + done, n - done);
+}
+
+// Adds to `out` what a step makes of text[0..n). first: it is the beginning of the whole text, or the first token.
+static void sft__rewrite(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n,
+                         bool first) {
+    if (step->kind == SFT__UNICODE) {
+        utf8proc_uint8_t *result = NULL;
+        const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text;
+        utf8proc_ssize_t m = utf8proc_map(from, (utf8proc_ssize_t)n, &result, step->mode);
+        if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
+        sft__add(out, (char *)result, (size_t)m);
+        free(result);
+    } else if (step->kind == SFT__PREPEND) {
+        bool stands = n >= step->n && !memcmp(text, step->text, step->n);
+        if (step->mode == SFT__AGAIN || (!stands && (first || step->mode == SFT__ALWAYS)))
+            sft__add(out, step->text, step->n);
+        sft__add(out, text, n);
+    } else if (step->kind == SFT__REPLACE) {
+        sft__replace(step, out, s, text, n, first);
+    } else if (step->kind == SFT__BYTES) {
+        for (size_t i = 0; i < n; i++) sft__add_char(out, sft__byte_char((uint8_t)text[i]));
+    } else if (!sft__add_unspelled(out, text, n)) { // SFT__UNBYTES
+        sft__add(out, text, n);
+    }
 }
 
 // NFC and its kin change only text that has a character of t->unstable.
@@ -659,21 +706,7 @@ static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const 
         Sft__Bytes *out = &s->normal[text == s->normal[0].p]; // the one that text is not in
         if (step->kind == SFT__UNICODE && sft__stable(t, text, *n)) continue;
         out->n = 0;
-        if (step->kind == SFT__UNICODE) {
-            utf8proc_uint8_t *result = NULL;
-            const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text;
-            utf8proc_ssize_t m = utf8proc_map(from, (utf8proc_ssize_t)*n, &result, step->mode);
-            if (m < 0) sft_die(SFT_BROKEN, "Unicode normalization failed: %s", utf8proc_errmsg(m));
-            sft__add(out, (char *)result, (size_t)m);
-            free(result);
-        } else if (step->kind == SFT__TRIM) {
-            size_t left = step->mode & 1 ? sft__white_left(text, *n) : 0, m = *n - left;
-            sft__add(out, text + left, step->mode & 2 ? m - sft__white_right(text + left, m) : m);
-        } else if (step->kind == SFT__PREPEND) {
-            sft__add(out, step->text, step->n), sft__add(out, text, *n);
-        } else {
-            sft__replace(step, out, s, text, *n);
-        }
+        sft__rewrite(step, out, s, text, *n, false);
         text = out->p, *n = out->n;
     }
     return text;
@@ -682,36 +715,36 @@ static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const 
 // Cuts text[0..n) by the pre-tokenizer's steps from `at` on and encodes the words. first: it begins the whole text.
 static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first);
 
-// Matches and what lies between them, in order, turned into pieces as the step's mode says.
-static void sft__split(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
-    const Sft__Step *step = &e->t->pre_tokenizer.step[at];
+// A text that a step splits. [from, to) is the piece that may still grow; matched: the part it ends with is a match.
+typedef struct { const Sft__Step *step; const char *text; size_t from, to; bool first, matched; } Sft__Splitter;
+
+static inline void sft__split_off(Sft__Encoder *e, const Sft__Splitter *p) {
+    int next = (int)(p->step - e->t->pre_tokenizer.step) + 1;
+    if (p->matched && p->step->mode == SFT__REMOVED) return;
+    sft__pieces(e, next, p->text + p->from, p->to - p->from, p->first && p->from == 0);
+}
+
+// The next part of the text, up to `end`, is a match, or what lies between two: it joins the piece or begins a new one.
+static inline void sft__split_part(Sft__Encoder *e, Sft__Splitter *p, size_t end, bool match) {
+    int mode = p->step->mode;
+    match ^= p->step->invert;
+    bool joins = mode == SFT__CONTIGUOUS      ? match == p->matched
+                 : mode == SFT__WITH_PREVIOUS ? match && !p->matched
+                 : mode == SFT__WITH_NEXT     ? !match && p->matched
+                                              : false;
+    if (!joins) sft__split_off(e, p), p->from = p->to;
+    p->to = end, p->matched = match;
+}
+
+static void sft__split(Sft__Encoder *e, const Sft__Step *step, const char *text, size_t n, bool first) {
+    Sft__Splitter p = {step, text, 0, 0, first, false};
     Sft__Finder f = SFT__FINDER(step->regex, text, n);
-    size_t done = 0, from = 0, to = 0; // [from, to): the piece that may still grow
-    bool open = false, before = false, more = true, found = false;
-    while (done < n || found) {
-        bool match = found;
-        size_t a = done, b = f.to;
-        if (found) {
-            a = f.from, found = false;
-        } else {
-            more = more && sft__find(&f, e->s);
-            b = more ? f.from : n, found = more;
-            if (a == b) continue; // nothing lies between two matches
-        }
-        done = b;
-        match ^= step->invert;
-        if (step->mode == SFT__ISOLATED || step->mode == SFT__REMOVED) {
-            if (!match || step->mode == SFT__ISOLATED) sft__pieces(e, at + 1, text + a, b - a, first && a == 0);
-            continue;
-        }
-        bool grows = step->mode == SFT__CONTIGUOUS      ? match == before
-                     : step->mode == SFT__WITH_PREVIOUS ? match && !before
-                                                        : before && !match;
-        if (open && !grows) sft__pieces(e, at + 1, text + from, to - from, first && from == 0);
-        if (!open || !grows) from = a;
-        to = b, open = true, before = match;
+    while (sft__find(&f, e->s)) {
+        if (f.from > p.to) sft__split_part(e, &p, f.from, false);
+        sft__split_part(e, &p, f.to, true);
     }
-    if (open) sft__pieces(e, at + 1, text + from, to - from, first && from == 0);
+    if (n > p.to) sft__split_part(e, &p, n, false);
+    sft__split_off(e, &p);
 }
 
 static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
@@ -721,20 +754,10 @@ static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, boo
     if (at == e->t->pre_tokenizer.n) {
         sft__word(e, text, n, false);
     } else if (step->kind == SFT__SPLIT) {
-        sft__split(e, at, text, n, first);
+        sft__split(e, step, text, n, first);
     } else {
-        bool has = *text == ' ' || (n >= step->n && !memcmp(text, step->text, step->n));
-        bool add = step->mode == SFT__ALWAYS || (step->mode == SFT__FIRST && first);
         out->n = 0;
-        if (step->kind == SFT__BYTES) {
-            for (size_t i = 0; i < n; i++) {
-                utf8proc_uint8_t c[4];
-                sft__add(out, (char *)c, (size_t)utf8proc_encode_char((int)sft__byte_char((uint8_t)text[i]), c));
-            }
-        } else { // SFT__SPACES
-            if (add && !has) sft__add(out, step->text, step->n);
-            sft__replace(step, out, e->s, text, n);
-        }
+        sft__rewrite(step, out, e->s, text, n, first);
         sft__pieces(e, at + 1, out->p, out->n, first);
     }
 }
@@ -814,81 +837,53 @@ void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, 
    ================================================================================================================ */
 typedef struct { Sft__Bytes text; size_t *end, n; } Sft__Tokens; // tokens side by side; token i ends at end[i]
 
-static int sft__hex_byte(const char *p, size_t n) { // the byte that "<0x41>" means, -1 if it is no such token
-    char *end, digits[3] = {0};
-    if (n != 6 || memcmp(p, "<0x", 3) || p[5] != '>') return -1;
-    memcpy(digits, p + 3, 2);
-    long byte = strtol(digits, &end, 16);
-    return end == digits + 2 && digits[0] != ' ' && digits[0] != '-' ? (int)byte : -1;
+static const char *sft__token(const Sft__Tokens *tokens, size_t i, size_t *n) {
+    size_t from = i ? tokens->end[i - 1] : 0;
+    *n = tokens->end[i] - from;
+    return tokens->text.p + from;
 }
 
-// Runs of <0x..> tokens are bytes; a run that is not UTF-8 becomes one U+FFFD per byte.
-static void sft__unhex(Sft__Tokens *out, const Sft__Tokens *in) {
-    size_t begin = 0; // where the current run of bytes begins in out
-    bool run = false;
-    for (size_t i = 0, from = 0; i <= in->n; from = in->end[i++]) {
-        int byte = i < in->n ? sft__hex_byte(in->text.p + from, in->end[i] - from) : -1;
-        if (run && byte < 0) {
-            size_t bytes = out->text.n - begin, k = 0;
-            for (int step = 1; k < bytes && step > 0; k += step > 0 ? (size_t)step : 0)
-                step = sft__valid(out->text.p + begin + k, bytes - k);
-            if (k < bytes) out->text.n = begin;
-            for (size_t bad = k < bytes ? bytes : 0; bad; bad--) sft__add(&out->text, "\xef\xbf\xbd", 3);
-            out->end[out->n++] = out->text.n;
-        }
-        if (i == in->n) break;
-        if (byte >= 0 && !run) begin = out->text.n;
-        run = byte >= 0;
-        sft__add(&out->text, run ? (char[1]){(char)byte} : in->text.p + from, run ? 1 : in->end[i] - from);
-        if (!run) out->end[out->n++] = out->text.n;
-    }
+static int sft__hex_byte(const Sft__Tokens *tokens, size_t i) { // what <0x41> means; -1: it is no such token, or none
+    size_t n = 0;
+    const char *p = i < tokens->n ? sft__token(tokens, i, &n) : NULL;
+    bool is = n == 6 && !memcmp(p, "<0x", 3) && isxdigit((uint8_t)p[3]) && isxdigit((uint8_t)p[4]) && p[5] == '>';
+    return is ? (int)strtol(p + 3, NULL, 16) : -1;
 }
 
-// A token whose characters all spell bytes is those bytes, any other stands for itself.
-static void sft__unbytes(Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *lossy) {
-    for (size_t k = 0, from = 0; k < in->n; from = in->end[k++]) {
-        size_t mark = out->text.n, i = from;
-        while (i < in->end[k]) {
-            int byte = sft__char_byte(sft__char(in->text.p, &i));
-            if (byte < 0) {
-                out->text.n = mark;
-                sft__add(&out->text, in->text.p + from, in->end[k] - from);
-                break;
-            }
-            sft__add(&out->text, (char[1]){(char)byte}, 1);
+// A run of <0x..> tokens is bytes, and one token; if it is not UTF-8, one U+FFFD per byte.
+static void sft__unhex(Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *lossy) {
+    for (size_t i = 0, n; i < in->n;) {
+        size_t begin = out->text.n, run = 0;
+        for (int byte; (byte = sft__hex_byte(in, i + run)) >= 0; run++) sft__add(&out->text, (char[1]){(char)byte}, 1);
+        const char *token = run ? out->text.p + begin : sft__token(in, i, &n);
+        if (!run) {
+            sft__add(&out->text, token, n);
+        } else if (n = run, sft__utf8(lossy, token, &n) != token) {
+            out->text.n = begin;
+            for (n = 0; n < run; n++) sft__add(&out->text, "\xef\xbf\xbd", 3);
         }
+        out->end[out->n++] = out->text.n;
+        i += SFT_MAX(run, 1);
     }
-    size_t n = out->text.n;
-    const char *valid = sft__utf8(lossy, out->text.p, &n);
-    if (valid != out->text.p) out->text.n = 0, sft__add(&out->text, valid, n);
-    out->end[0] = out->text.n, out->n = 1;
 }
 
 static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Scratch *s) {
+    bool fuse = step->kind == SFT__FUSE;
+    size_t n;
     out->text.n = out->n = 0;
-    if (step->kind == SFT__UNHEX) {
-        sft__unhex(out, in);
-    } else if (step->kind == SFT__UNBYTES) {
-        sft__unbytes(out, in, &s->utf8);
-    } else if (step->kind == SFT__FUSE) {
-        sft__add(&out->text, in->text.p, in->text.n);
-        out->end[0] = out->text.n, out->n = 1;
-    } else {
-        for (size_t k = 0, from = 0; k < in->n; from = in->end[k++]) {
-            const char *p = in->text.p + from, *content = step->text;
-            size_t n = in->end[k] - from, m = step->n;
-            Sft__Step replace = *step;
-            if (step->kind == SFT__STRIP) {
-                for (int i = 0; i < step->left && n >= m && !memcmp(p, content, m); i++) p += m, n -= m;
-                for (int i = 0; i < step->right && n >= m && !memcmp(p + n - m, content, m); i++) n -= m;
-                sft__add(&out->text, p, n);
-            } else {
-                if (step->kind == SFT__UNSPACES) replace.text = " ", replace.n = k > 0 || step->mode == SFT__NEVER;
-                sft__replace(&replace, &out->text, s, p, n);
-            }
-            out->end[out->n++] = out->text.n;
+    if (step->kind == SFT__UNHEX) sft__unhex(out, in, &s->utf8);
+    else
+        for (size_t k = 0; k < in->n; out->end[out->n++] = out->text.n, k++) {
+            const char *token = sft__token(in, k, &n);
+            if (fuse && k) sft__add(&out->text, step->text, step->n);
+            if (fuse) sft__add(&out->text, token, n);
+            else sft__rewrite(step, &out->text, s, token, n, k == 0);
         }
-    }
+    if (!fuse) return;
+    n = out->text.n; // a character may have come in several tokens: only now it shows what is UTF-8
+    const char *valid = sft__utf8(&s->utf8, out->text.p, &n);
+    if (valid != out->text.p) out->text.n = 0, sft__add(&out->text, valid, n);
+    out->end[0] = out->text.n, out->n = 1;
 }
 
 char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip_special, size_t *bytes) {
@@ -897,7 +892,6 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
     for (int64_t i = 0; i < n; i++) {
         const char *text = sft_token_text(t, ids[i]);
         if (!text || (skip_special && t->special[ids[i]] & 1)) continue;
-        if (t->joins_with_space && a.n) sft__add(&a.text, " ", 1);
         const Sft__Added *spelled = t->normalized.token;
         while (t->special[ids[i]] & 2 && spelled->id != ids[i]) spelled++;
         if (t->special[ids[i]] & 2) sft__add(&a.text, spelled->text, spelled->n);
@@ -959,27 +953,38 @@ static int32_t sft__id(const SftTokenizer *t, json_t *v, const char *token) {
 }
 
 // The place of o's `key` among n words.
-static int sft__choice(const SftTokenizer *t, json_t *o, const char *key, const char *absent, const char *what,
-                       const char *const *words, int n) {
+static int sft__choice(const SftTokenizer *t, json_t *o, const char *key, const char *absent, const char *const *words,
+                       int n) {
     const char *word = sft__string(t, o, key, absent);
     for (int i = 0; i < n; i++)
         if (!strcmp(word, words[i])) return i;
-    sft__bad(t, "%s \"%.80s\" is not supported", what, word);
+    sft__bad(t, "%s \"%.80s\" is not supported", key, word);
 }
 
-static Sft__Step *sft__step(const SftTokenizer *t, Sft__Pipeline *p, Sft__Kind kind, const char *text) {
+static Sft__Step *sft__step(const SftTokenizer *t, Sft__Pipeline *p, Sft__Kind kind, const char *text, int mode) {
     if (p->n == SFT__STEPS) sft__bad(t, "more than %d steps in one pipeline are not supported", SFT__STEPS);
     Sft__Step *step = &p->step[p->n++];
-    *step = (Sft__Step){.kind = kind, .n = strlen(text), .text = sft_format("%s", text), .from = ' '};
+    *step = (Sft__Step){.kind = kind, .n = strlen(text), .text = sft_format("%s", text), .from = ' ', .mode = mode};
     return step;
 }
 
-// {"String": "..."} or {"Regex": "..."}. To replace a single byte no regex is needed.
-static void sft__pattern(const SftTokenizer *t, Sft__Step *step, json_t *o) {
+static Sft__Step *sft__regex_step(const SftTokenizer *t, Sft__Pipeline *p, Sft__Kind kind, int mode,
+                                  const char *regex) {
+    Sft__Step *step = sft__step(t, p, kind, "", mode);
+    step->regex = sft__regex(t, regex, strlen(regex));
+    return step;
+}
+
+// What a step looks for: this text. To replace a single byte no regex is needed.
+static void sft__look_for(const SftTokenizer *t, Sft__Step *step, const char *text) {
+    if (strlen(text) == 1 && step->kind == SFT__REPLACE) step->from = *text;
+    else step->regex = sft__literal(t, "", text, "");
+}
+
+static void sft__pattern(const SftTokenizer *t, Sft__Step *step, json_t *o) { // {"String": ...} or {"Regex": ...}
     json_t *pattern = json_object_get(o, "pattern");
     const char *text = json_string_value(json_object_get(pattern, "String"));
-    if (text && strlen(text) == 1 && step->kind == SFT__REPLACE) step->from = *text;
-    else if (text) step->regex = sft__literal(t, text);
+    if (text) sft__look_for(t, step, text);
     else text = sft__string(t, pattern, "Regex", NULL), step->regex = sft__regex(t, text, strlen(text));
 }
 
@@ -992,88 +997,106 @@ static bool sft__sequence(SftTokenizer *t, json_t *o, const char *key, Sft__Load
     return true;
 }
 
+SFT_NORETURN static void sft__unsupported(const SftTokenizer *t, const char *what, json_t *o) {
+    sft__bad(t, "%s \"%.80s\" is not supported", what, sft__string(t, o, "type", NULL));
+}
+
+static bool sft__is(json_t *o, const char *type) { return !strcmp(json_string_value(json_object_get(o, "type")), type); }
+
 static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
-    static const char *const types[] = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip"};
+    static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
+    static const int options[] = {UTF8PROC_COMPOSE, UTF8PROC_DECOMPOSE, UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
+                                  UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
     if (sft__sequence(t, o, "normalizers", sft__load_normalizer)) return;
     Sft__Pipeline *p = &t->normalizer;
-    int type = sft__choice(t, o, "type", NULL, "normalizer", types, SFT_COUNT(types));
-    if (type < 4) {
-        int form = (type % 2 ? UTF8PROC_DECOMPOSE : UTF8PROC_COMPOSE) | (type < 2 ? 0 : UTF8PROC_COMPAT);
-        sft__step(t, p, SFT__UNICODE, "")->mode = UTF8PROC_STABLE | form;
-    } else if (type == 4) {
-        sft__step(t, p, SFT__PREPEND, sft__string(t, o, "prepend", NULL));
-    } else if (type == 5) {
-        sft__pattern(t, sft__step(t, p, SFT__REPLACE, sft__string(t, o, "content", NULL)), o);
+    if (sft__is(o, "Prepend")) {
+        sft__step(t, p, SFT__PREPEND, sft__string(t, o, "prepend", NULL), SFT__AGAIN);
+    } else if (sft__is(o, "Replace")) {
+        sft__pattern(t, sft__step(t, p, SFT__REPLACE, sft__string(t, o, "content", NULL), 0), o);
+    } else if (sft__is(o, "Strip")) { // white space at the ends
+        if (sft__flag(t, o, "strip_left", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "\\A\\s+");
+        if (sft__flag(t, o, "strip_right", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "(?<!\\s)\\s+\\z");
     } else {
-        int left = sft__flag(t, o, "strip_left", true), right = sft__flag(t, o, "strip_right", true);
-        sft__step(t, p, SFT__TRIM, "")->mode = left + 2 * right;
+        int form = 0;
+        while (form < 4 && !sft__is(o, forms[form])) form++;
+        if (form == 4) sft__unsupported(t, "normalizer", o);
+        sft__step(t, p, SFT__UNICODE, "", UTF8PROC_STABLE | options[form]);
     }
-}
-
-static Sft__Step *sft__add_split(SftTokenizer *t, const char *regex, int mode) {
-    Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
-    step->regex = sft__regex(t, regex, strlen(regex)), step->mode = mode;
-    return step;
-}
-
-static void sft__add_bytelevel(SftTokenizer *t, bool prefix, bool regex) {
-    if (prefix) sft__step(t, &t->pre_tokenizer, SFT__SPACES, " ")->mode = SFT__ALWAYS;
-    if (regex) sft__add_split(t, SFT__GPT2, SFT__ISOLATED);
-    sft__step(t, &t->pre_tokenizer, SFT__BYTES, "");
 }
 
 static int sft__scheme(SftTokenizer *t, json_t *o) { // older files say add_prefix_space
     static const char *const words[] = {"never", "first", "always"};
     const char *absent = sft__flag(t, o, "add_prefix_space", true) ? "always" : "never";
-    return sft__choice(t, o, "prepend_scheme", absent, "prepend_scheme", words, 3);
+    return sft__choice(t, o, "prepend_scheme", absent, words, 3);
 }
 
 static void sft__load_pre_tokenizer(SftTokenizer *t, json_t *o) {
-    static const char *const types[] = {"Split", "ByteLevel", "Digits", "Metaspace",
-                                        "Punctuation", "Whitespace", "WhitespaceSplit"};
     static const char *const modes[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
     if (sft__sequence(t, o, "pretokenizers", sft__load_pre_tokenizer)) return;
-    int type = sft__choice(t, o, "type", NULL, "pre_tokenizer", types, SFT_COUNT(types)), mode = 0;
-    if (type == 0 || type == 4) mode = sft__choice(t, o, "behavior", "Isolated", "behavior", modes, 5);
-    if (type == 0) {
-        Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
-        step->mode = mode, step->invert = sft__flag(t, o, "invert", false);
+    Sft__Pipeline *p = &t->pre_tokenizer;
+    if (sft__is(o, "Split")) {
+        Sft__Step *step = sft__step(t, p, SFT__SPLIT, "", sft__choice(t, o, "behavior", NULL, modes, 5));
+        step->invert = sft__flag(t, o, "invert", false);
         sft__pattern(t, step, o);
-    } else if (type == 1) {
-        sft__add_bytelevel(t, sft__flag(t, o, "add_prefix_space", true), sft__flag(t, o, "use_regex", true));
-    } else if (type == 2) {
-        sft__add_split(t, "\\p{N}", sft__flag(t, o, "individual_digits", false) ? SFT__ISOLATED : SFT__CONTIGUOUS);
-    } else if (type == 3) {
-        const char *replacement = sft__string(t, o, "replacement", "\xe2\x96\x81");
-        sft__step(t, &t->pre_tokenizer, SFT__SPACES, replacement)->mode = sft__scheme(t, o);
-        if (!sft__flag(t, o, "split", true)) return;
-        Sft__Step *step = sft__step(t, &t->pre_tokenizer, SFT__SPLIT, "");
-        step->regex = sft__literal(t, replacement), step->mode = SFT__WITH_NEXT;
-    } else if (type == 4) {
-        sft__add_split(t, "[!-/:-@\\[-`{-~\\p{P}]", mode);
+    } else if (sft__is(o, "ByteLevel")) {
+        if (sft__flag(t, o, "add_prefix_space", true)) sft__step(t, p, SFT__PREPEND, " ", SFT__ALWAYS);
+        if (sft__flag(t, o, "use_regex", true)) sft__regex_step(t, p, SFT__SPLIT, SFT__ISOLATED, SFT__GPT2);
+        sft__step(t, p, SFT__BYTES, "", 0);
+    } else if (sft__is(o, "Digits")) {
+        bool each = sft__flag(t, o, "individual_digits", false);
+        sft__regex_step(t, p, SFT__SPLIT, each ? SFT__ISOLATED : SFT__CONTIGUOUS, "\\p{N}");
+    } else if (sft__is(o, "Metaspace")) {
+        const char *mark = sft__string(t, o, "replacement", "\xe2\x96\x81");
+        int scheme = sft__scheme(t, o);
+        sft__step(t, p, SFT__REPLACE, mark, 0);
+        if (scheme != SFT__NEVER) sft__step(t, p, SFT__PREPEND, mark, scheme);
+        if (sft__flag(t, o, "split", true)) sft__look_for(t, sft__step(t, p, SFT__SPLIT, "", SFT__WITH_NEXT), mark);
+    } else if (sft__is(o, "Punctuation")) {
+        int mode = sft__choice(t, o, "behavior", "Isolated", modes, 5);
+        sft__regex_step(t, p, SFT__SPLIT, mode, "[!-/:-@\\[-`{-~\\p{P}]");
+    } else if (sft__is(o, "Whitespace")) {
+        sft__regex_step(t, p, SFT__SPLIT, SFT__REMOVED, "\\w+|[^\\w\\s]+")->invert = true;
+    } else if (sft__is(o, "WhitespaceSplit")) {
+        sft__regex_step(t, p, SFT__SPLIT, SFT__REMOVED, "\\s");
     } else {
-        sft__add_split(t, type == 5 ? "\\w+|[^\\w\\s]+" : "\\s", SFT__REMOVED)->invert = type == 5;
+        sft__unsupported(t, "pre_tokenizer", o);
     }
 }
 
+// Takes up to o's `key` times the text off one side of every token.
+static void sft__strip_step(SftTokenizer *t, json_t *o, const char *key, const char *before, const char *behind) {
+    json_int_t times = json_integer_value(json_object_get(o, key));
+    char repeated[64];
+    snprintf(repeated, sizeof repeated, "){1,%lld}%s", (long long)times, behind);
+    const char *content = sft__string(t, o, "content", NULL);
+    if (!*content) sft__bad(t, "the decoder Strip has no content");
+    if (times > 0) sft__step(t, &t->decoder, SFT__REPLACE, "", 0)->regex = sft__literal(t, before, content, repeated);
+}
+
 static void sft__load_decoder(SftTokenizer *t, json_t *o) {
-    static const char *const types[] = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"};
-    static const Sft__Kind kinds[] = {SFT__UNBYTES, SFT__REPLACE, SFT__UNHEX, SFT__FUSE, SFT__STRIP, SFT__UNSPACES};
-    static const char *const texts[] = {NULL, "content", NULL, NULL, "content", "replacement"};
     if (sft__sequence(t, o, "decoders", sft__load_decoder)) return;
-    int type = sft__choice(t, o, "type", NULL, "decoder", types, SFT_COUNT(types));
-    Sft__Step *step = sft__step(t, &t->decoder, kinds[type], texts[type] ? sft__string(t, o, texts[type], NULL) : "");
-    step->left = (int)json_integer_value(json_object_get(o, "start"));
-    step->right = (int)json_integer_value(json_object_get(o, "stop"));
-    if (type == 1) sft__pattern(t, step, o);
-    if (type == 4 && !step->n) sft__bad(t, "the decoder Strip has no content");
-    if (type == 5) step->mode = sft__scheme(t, o), step->regex = sft__literal(t, step->text);
+    Sft__Pipeline *p = &t->decoder;
+    if (sft__is(o, "ByteLevel")) {
+        sft__step(t, p, SFT__UNBYTES, "", 0), sft__step(t, p, SFT__FUSE, "", 0);
+    } else if (sft__is(o, "Replace")) {
+        sft__pattern(t, sft__step(t, p, SFT__REPLACE, sft__string(t, o, "content", NULL), 0), o);
+    } else if (sft__is(o, "ByteFallback")) {
+        sft__step(t, p, SFT__UNHEX, "", 0);
+    } else if (sft__is(o, "Fuse")) {
+        sft__step(t, p, SFT__FUSE, "", 0);
+    } else if (sft__is(o, "Strip")) {
+        sft__strip_step(t, o, "start", "\\A(?:", ""), sft__strip_step(t, o, "stop", "(?:", "\\z");
+    } else if (sft__is(o, "Metaspace")) {
+        int mode = sft__scheme(t, o) == SFT__NEVER ? 0 : SFT__FIRST;
+        sft__look_for(t, sft__step(t, p, SFT__REPLACE, " ", mode), sft__string(t, o, "replacement", NULL));
+    } else {
+        sft__unsupported(t, "decoder", o);
+    }
 }
 
 static void sft__load_post_processor(SftTokenizer *t, json_t *o) {
-    static const char *const types[] = {"ByteLevel", "TemplateProcessing"};
-    if (sft__sequence(t, o, "processors", sft__load_post_processor)) return;
-    if (!sft__choice(t, o, "type", NULL, "post_processor", types, SFT_COUNT(types))) return; // changes no id
+    if (sft__sequence(t, o, "processors", sft__load_post_processor) || sft__is(o, "ByteLevel")) return; // no ids
+    if (!sft__is(o, "TemplateProcessing")) sft__unsupported(t, "post_processor", o);
     json_t *single = sft__array(t, o, "single"), *part, *v;
     SftIds *to = &t->prefix;
     size_t i, k;
@@ -1278,13 +1301,9 @@ static void sft__load_raw(SftTokenizer *t) {
     Sft__Bytes raw = {0};
     sft__words_open(&t->raw, w->ids, (size_t)w->ids);
     for (int32_t id = 0; id < w->ids; id++) {
-        int byte = w->length[id] == SFT__HOLE || !w->length[id] ? -1 : 0;
         raw.n = 0;
-        for (size_t i = w->at[id], end = i + w->length[id]; byte >= 0 && i < end;) {
-            byte = sft__char_byte(sft__char(w->text.p, &i));
-            sft__add(&raw, (char[1]){(char)byte}, 1);
-        }
-        if (byte >= 0) sft__words_put(&t->raw, raw.p, raw.n, id);
+        if (w->length[id] == SFT__HOLE || !w->length[id]) continue;
+        if (sft__add_unspelled(&raw, w->text.p + w->at[id], w->length[id])) sft__words_put(&t->raw, raw.p, raw.n, id);
     }
     free(raw.p);
 }
@@ -1323,17 +1342,16 @@ static void sft__load_tables(SftTokenizer *t) {
     Sft__Pipeline *p = &t->pre_tokenizer;
     t->byte_level = p->n && p->step[p->n - 1].kind == SFT__BYTES && !t->byte_fallback;
     if (t->byte_level) free(p->step[--p->n].text); // bytes are looked up as bytes instead
+    if (t->byte_level) sft__load_raw(t);
     t->all_known = t->byte_level || t->byte_fallback;
     for (int b = 0; b < 256; b++) {
-        char name[8], c[4];
+        char name[8];
         snprintf(name, sizeof name, "<0x%02X>", b);
-        utf8proc_ssize_t n = utf8proc_encode_char((int32_t)sft__byte_char(b), (utf8proc_uint8_t *)c);
-        t->byte_id[b] = t->byte_level ? sft__words_find(&t->words, c, (size_t)n) : sft_token_id(t, name);
+        t->byte_id[b] = t->byte_level ? sft__words_find(&t->raw, &(char){(char)b}, 1) : sft_token_id(t, name);
         t->all_known = t->all_known && t->byte_id[b] >= 0;
     }
     for (int i = 0; i < t->normalizer.n; i++)
         if (t->normalizer.step[i].kind == SFT__UNICODE && !t->unstable) sft__find_unstable(t);
-    if (t->byte_level) sft__load_raw(t);
     sft__load_joined(t);
 }
 
@@ -1437,7 +1455,7 @@ static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // t
     if ((o = sft__present(t, root, "normalizer"))) sft__load_normalizer(t, o);
     if ((o = sft__present(t, root, "pre_tokenizer"))) sft__load_pre_tokenizer(t, o);
     if ((o = sft__present(t, root, "decoder"))) sft__load_decoder(t, o);
-    else t->joins_with_space = true;
+    else sft__step(t, &t->decoder, SFT__FUSE, " ", 0);
     sft__load_tables(t);
     sft__also_named(t, config, added);
     sft__load_added_list(t, added, false);
@@ -1460,8 +1478,10 @@ static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) 
     free(text);
     sft__load_vocab(t, vocab, added);
     sft__load_merges(t, lines);
-    sft__add_bytelevel(t, sft__flag(t, config, "add_prefix_space", false), true);
-    sft__step(t, &t->decoder, SFT__UNBYTES, "");
+    json_t *bytes = json_pack("{s:s,s:b}", "type", "ByteLevel", "add_prefix_space",
+                              sft__flag(t, config, "add_prefix_space", false));
+    sft__load_pre_tokenizer(t, bytes), sft__load_decoder(t, bytes);
+    json_decref(bytes);
     sft__load_tables(t);
     sft__also_named(t, config, added);
     sft__also(added, sft_token_id(t, "<|endoftext|>"), "<|endoftext|>", true, false);
@@ -1566,15 +1586,15 @@ static void sft__load_sentencepiece(SftTokenizer *t, json_t *config) {
     sft__load_vocab(t, p.vocab, p.added);
     sft__score_merges(t, p.score, p.n);
     if (p.squeeze) {
-        sft__step(t, &t->normalizer, SFT__REPLACE, "")->regex = sft__regex(t, "^ +| +$", 7);
-        sft__step(t, &t->normalizer, SFT__REPLACE, " ")->regex = sft__regex(t, " +", 2);
+        sft__regex_step(t, &t->normalizer, SFT__REPLACE, 0, "^ +| +$");
+        sft__step(t, &t->normalizer, SFT__REPLACE, " ", 0)->regex = sft__regex(t, " +", 2);
     }
-    if (p.prefix) sft__step(t, &t->normalizer, SFT__PREPEND, mark);
-    sft__step(t, &t->normalizer, SFT__REPLACE, mark);
-    sft__step(t, &t->decoder, SFT__REPLACE, " ")->regex = sft__literal(t, mark);
-    sft__step(t, &t->decoder, SFT__UNHEX, "");
-    sft__step(t, &t->decoder, SFT__FUSE, "");
-    if (p.prefix) sft__step(t, &t->decoder, SFT__STRIP, " ")->left = 1;
+    if (p.prefix) sft__step(t, &t->normalizer, SFT__PREPEND, mark, SFT__AGAIN);
+    sft__step(t, &t->normalizer, SFT__REPLACE, mark, 0);
+    sft__look_for(t, sft__step(t, &t->decoder, SFT__REPLACE, " ", 0), mark);
+    sft__step(t, &t->decoder, SFT__UNHEX, "", 0);
+    sft__step(t, &t->decoder, SFT__FUSE, "", 0);
+    if (p.prefix) sft__regex_step(t, &t->decoder, SFT__REPLACE, 0, "\\A ");
     for (i = 0; i < 3; i++)
         if (p.special[i] < 0 || p.special[i] >= p.n) p.special[i] = -1;
     t->unk = p.special[0], t->bos = p.special[1], t->eos = p.special[2], t->fuse_unk = true;
