@@ -1187,18 +1187,21 @@ static void sft__load_merges(SftTokenizer *t, json_t *list) { // each "left righ
 }
 
 static int sft__falling(const void *x, const void *y) {
-    float a = *(const float *)x, b = *(const float *)y;
+    double a = *(const double *)x, b = *(const double *)y;
     return (a < b) - (a > b);
 }
 
 /* SentencePiece has no list of merges: two neighbours are joined if the vocabulary has what they spell together, the
    piece of the highest score first, leftmost among equals. So every way to split a piece in two is a merge, and its
-   rank is the place of the piece's score among all scores. score: by id, NAN for pieces that take no part. */
-static void sft__score_merges(SftTokenizer *t, const float *score, int32_t n) {
+   rank is the place of the piece's score among all scores. list: by id; null: the piece takes no part. */
+static void sft__load_scores(SftTokenizer *t, json_t *list) {
     const Sft__Words *w = &t->words;
-    float *sorted = SFT_NEW(float, n);
+    int32_t n = (int32_t)json_array_size(list);
+    double *score = SFT_NEW(double, n), *sorted = SFT_NEW(double, n);
     size_t different = 0, scores = 0, splits = 0;
     for (int32_t id = 0; id < n; id++) {
+        json_t *v = json_array_get(list, (size_t)id);
+        score[id] = json_is_null(v) ? NAN : json_real_value(v);
         if (isnan(score[id])) continue;
         sorted[scores++] = score[id];
         splits += w->length[id];
@@ -1210,14 +1213,14 @@ static void sft__score_merges(SftTokenizer *t, const float *score, int32_t n) {
     for (int32_t id = 0; id < n; id++) {
         const char *text = w->text.p + w->at[id];
         if (isnan(score[id])) continue;
-        const float *rank = bsearch(&score[id], sorted, different, sizeof *sorted, sft__falling);
+        const double *rank = bsearch(&score[id], sorted, different, sizeof *sorted, sft__falling);
         for (size_t k = sft__length(*text); k < w->length[id]; k += sft__length(text[k])) {
             int32_t a = sft__words_find(w, text, k), b = sft__words_find(w, text + k, w->length[id] - k);
             if (a < 0 || b < 0 || a >= n || b >= n || isnan(score[a]) || isnan(score[b])) continue;
             sft__put_merge(t, a, b, (uint32_t)(rank - sorted), id);
         }
     }
-    free(sorted);
+    free(score), free(sorted);
 }
 
 static int sft__by_text(const void *x, const void *y) {
@@ -1436,7 +1439,8 @@ static json_t *sft__present(const SftTokenizer *t, json_t *o, const char *key) {
     return json_is_object(v) ? v : NULL;
 }
 
-static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // tokenizer.json
+// tokenizer.json, or what was made of other files (bare: see sft__load_added).
+static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config, bool bare) {
     json_t *model = json_object_get(root, "model"), *o, *added = json_object_get(root, "added_tokens");
     if (!json_is_object(model)) sft__bad(t, "has no \"model\"");
     const char *type = sft__string(t, model, "type", "BPE"), *unk = sft__string(t, model, "unk_token", "");
@@ -1447,7 +1451,8 @@ static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // t
     if (!added || json_is_null(added)) json_object_set_new(root, "added_tokens", json_array());
     added = sft__array(t, root, "added_tokens");
     sft__load_vocab(t, json_object_get(model, "vocab"), added);
-    sft__load_merges(t, sft__array(t, model, "merges"));
+    if (bare && (o = json_object_get(model, "scores"))) sft__load_scores(t, o);
+    else sft__load_merges(t, sft__array(t, model, "merges"));
     t->byte_fallback = sft__flag(t, model, "byte_fallback", false);
     t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
     t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
@@ -1458,12 +1463,12 @@ static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config) { // t
     else sft__step(t, &t->decoder, SFT__FUSE, " ", 0);
     sft__load_tables(t);
     sft__also_named(t, config, added);
-    sft__load_added_list(t, added, false);
+    sft__load_added_list(t, added, bare);
     if ((o = sft__present(t, root, "post_processor"))) sft__load_post_processor(t, o);
 }
 
-// vocab.json + merges.txt, as OpenAI published GPT-2's; the rest of the pipeline is GPT-2's.
-static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) {
+// vocab.json + merges.txt, as OpenAI published GPT-2's, as a tokenizer.json; the rest of the pipeline is GPT-2's.
+static json_t *sft__read_gpt2(SftTokenizer *t, const char *merges, json_t *config) {
     json_t *vocab = sft_json_file(t->file), *lines = json_array(), *added = sft__config_added(t, config), *merge;
     char *text = sft_read_file(merges, NULL), *line = text;
     while (*line) {
@@ -1476,18 +1481,13 @@ static void sft__load_gpt2(SftTokenizer *t, const char *merges, json_t *config) 
         line += *line == '\n';
     }
     free(text);
-    sft__load_vocab(t, vocab, added);
-    sft__load_merges(t, lines);
+    json_t *end = json_object_get(vocab, "<|endoftext|>");
+    t->bos = t->eos = json_is_integer(end) ? (int32_t)json_integer_value(end) : -1;
+    sft__also(added, t->eos, "<|endoftext|>", true, false);
     json_t *bytes = json_pack("{s:s,s:b}", "type", "ByteLevel", "add_prefix_space",
                               sft__flag(t, config, "add_prefix_space", false));
-    sft__load_pre_tokenizer(t, bytes), sft__load_decoder(t, bytes);
-    json_decref(bytes);
-    sft__load_tables(t);
-    sft__also_named(t, config, added);
-    sft__also(added, sft_token_id(t, "<|endoftext|>"), "<|endoftext|>", true, false);
-    sft__load_added_list(t, added, true);
-    t->bos = t->eos = sft_token_id(t, "<|endoftext|>");
-    json_decref(vocab), json_decref(lines), json_decref(added);
+    return json_pack("{s:{s:o,s:o},s:o,s:O,s:o}", "model", "vocab", vocab, "merges", lines, "added_tokens", added,
+                     "pre_tokenizer", bytes, "decoder", bytes);
 }
 
 // Protocol buffers: a message is a row of fields, each a number, a wire type and a value.
@@ -1523,16 +1523,16 @@ static bool sft__field(Sft__Proto *m) { // the next field; false at the end
 // A SentencePiece model (sentencepiece_model.proto): pieces with scores and types, and how text is to be normalized.
 enum { SFT__NORMAL = 1, SFT__UNKNOWN, SFT__CONTROL, SFT__USER, SFT__UNUSED, SFT__BYTE };
 typedef struct {
-    json_t *vocab, *added;
-    float *score; // by id; NAN: takes no part in merges
-    int32_t n, special[3]; // special: unk, bos, eos
-    bool prefix, squeeze;  // "▁" before the text; runs of spaces become one
+    json_t *vocab, *added, *scores; // scores: by id; null: takes no part in merges
+    uint64_t type;                  // of the model: 2 is BPE
+    bool prefix, squeeze, bytes;    // "▁" before the text; runs of spaces become one; byte_fallback
 } Sft__Pieces;
 
-static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
+static void sft__read_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
     json_t *piece = NULL;
     float score = 0;
     uint64_t type = SFT__NORMAL;
+    int32_t id = (int32_t)json_array_size(p->scores);
     while (sft__field(&m)) {
         if (m.field == 1) json_decref(piece), piece = json_stringn((const char *)m.bytes, m.n);
         if (m.field == 2 && m.n == 4) memcpy(&score, m.bytes, 4);
@@ -1541,67 +1541,78 @@ static void sft__load_piece(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
     const char *text = json_string_value(piece);
     size_t n = json_string_length(piece);
     bool twice = json_object_get(p->vocab, text) != NULL;
-    if (!n || n > 1000 || strlen(text) != n || !isfinite(score) || twice || p->n > SFT__MAX_ID)
-        sft__bad(t, "piece %d is empty, too long, not UTF-8, comes twice or has no score", p->n);
+    if (!n || n > 1000 || strlen(text) != n || !isfinite(score) || twice || id > SFT__MAX_ID)
+        sft__bad(t, "piece %d is empty, too long, not UTF-8, comes twice or has no score", id);
     if (type < SFT__NORMAL || type > SFT__BYTE || type == SFT__UNUSED)
         sft__bad(t, "piece \"%.80s\" is of a type that is not supported (%llu)", text, (unsigned long long)type);
-    json_object_set_new(p->vocab, text, json_integer(p->n));
-    if (type != SFT__NORMAL && type != SFT__BYTE) sft__also(p->added, p->n, text, type != SFT__USER, type == SFT__USER);
-    if (!(p->n & (p->n - 1))) p->score = sft_realloc(p->score, (size_t)(2 * p->n + 1) * sizeof(float));
-    p->score[p->n++] = type == SFT__NORMAL || type == SFT__USER ? score : NAN;
+    json_object_set_new(p->vocab, text, json_integer(id));
+    if (type != SFT__NORMAL && type != SFT__BYTE) sft__also(p->added, id, text, type != SFT__USER, type == SFT__USER);
+    bool merges = type == SFT__NORMAL || type == SFT__USER;
+    json_array_append_new(p->scores, merges ? json_real((double)score) : json_null());
     json_decref(piece);
 }
 
-static void sft__load_specs(SftTokenizer *t, Sft__Pieces *p, Sft__Proto trainer, Sft__Proto normalizer) {
-    uint64_t type = 1; // unigram, if nothing else is said
-    while (sft__field(&trainer)) {
-        if (trainer.field == 3) type = trainer.value;
-        if (trainer.field == 24 && trainer.value) sft__bad(t, "treat_whitespace_as_suffix is not supported");
-        if (trainer.field == 35) t->byte_fallback = trainer.value != 0;
-        if (trainer.field >= 40 && trainer.field <= 42) p->special[trainer.field - 40] = (int32_t)trainer.value;
-    }
-    if (type != 2) sft__bad(t, "is a SentencePiece model of another type than BPE, which is not supported");
-    while (sft__field(&normalizer)) {
-        if (normalizer.field == 2 && normalizer.n)
-            sft__bad(t, "SentencePiece's own Unicode normalization (precompiled_charsmap) is not supported");
-        if (normalizer.field == 3) p->prefix = normalizer.value != 0;
-        if (normalizer.field == 4) p->squeeze = normalizer.value != 0;
-        if (normalizer.field == 5 && !normalizer.value) sft__bad(t, "escape_whitespaces = false is not supported");
+static void sft__read_trainer(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
+    int32_t *special[] = {&t->unk, &t->bos, &t->eos};
+    while (sft__field(&m)) {
+        if (m.field == 3) p->type = m.value;
+        if (m.field == 24 && m.value) sft__bad(t, "treat_whitespace_as_suffix is not supported");
+        if (m.field == 35) p->bytes = m.value != 0;
+        if (m.field >= 40 && m.field <= 42) *special[m.field - 40] = (int32_t)m.value;
     }
 }
 
-static void sft__load_sentencepiece(SftTokenizer *t, json_t *config) {
-    size_t n, i;
-    const char *data = sft_map(t->file, &n), *mark = "\xe2\x96\x81";
-    Sft__Pieces p = {json_object(), sft__config_added(t, config), NULL, 0, {0, 1, 2}, true, true};
-    Sft__Proto m = {.t = t, .p = (const uint8_t *)data, .end = (const uint8_t *)data + n}, specs[4] = {0};
-    for (i = 0; i < 4; i++) specs[i].t = t;
+static void sft__read_normalizer(SftTokenizer *t, Sft__Pieces *p, Sft__Proto m) {
+    while (sft__field(&m)) {
+        if (m.field == 2 && m.n)
+            sft__bad(t, "SentencePiece's own Unicode normalization (precompiled_charsmap) is not supported");
+        if (m.field == 3) p->prefix = m.value != 0;
+        if (m.field == 4) p->squeeze = m.value != 0;
+        if (m.field == 5 && !m.value) sft__bad(t, "escape_whitespaces = false is not supported");
+    }
+}
+
+// What a SentencePiece model does around its merges, as a tokenizer.json says it.
+#define SFT__JSON(...) #__VA_ARGS__
+static const char sft__around_pieces[] = SFT__JSON({
+    "normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"Regex": "\\A +|[ ▁]+\\z"}, "content": ""},
+        {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "},
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+    "decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1}]}
+});
+
+static json_t *sft__read_sentencepiece(SftTokenizer *t, json_t *config) {
+    size_t n;
+    const char *data = sft_map(t->file, &n);
+    Sft__Pieces p = {json_object(), sft__config_added(t, config), json_array(), 0, true, true, false};
+    Sft__Proto m = {.t = t, .p = (const uint8_t *)data, .end = (const uint8_t *)data + n};
+    t->unk = 0, t->bos = 1, t->eos = 2; // if nothing else is said
     while (sft__field(&m)) {
         Sft__Proto part = {.t = t, .p = m.bytes, .end = m.bytes + m.n};
-        if (m.field == 1) sft__load_piece(t, &p, part);
-        if (m.field == 2 || m.field == 3) specs[m.field] = part;
+        if (m.field == 1) sft__read_piece(t, &p, part);
+        if (m.field == 2) sft__read_trainer(t, &p, part);
+        if (m.field == 3) sft__read_normalizer(t, &p, part);
     }
-    sft__load_specs(t, &p, specs[2], specs[3]);
     sft_unmap(data, n);
-    sft__load_vocab(t, p.vocab, p.added);
-    sft__score_merges(t, p.score, p.n);
-    if (p.squeeze) {
-        sft__regex_step(t, &t->normalizer, SFT__REPLACE, 0, "^ +| +$");
-        sft__step(t, &t->normalizer, SFT__REPLACE, " ", 0)->regex = sft__regex(t, " +", 2);
-    }
-    if (p.prefix) sft__step(t, &t->normalizer, SFT__PREPEND, mark, SFT__AGAIN);
-    sft__step(t, &t->normalizer, SFT__REPLACE, mark, 0);
-    sft__look_for(t, sft__step(t, &t->decoder, SFT__REPLACE, " ", 0), mark);
-    sft__step(t, &t->decoder, SFT__UNHEX, "", 0);
-    sft__step(t, &t->decoder, SFT__FUSE, "", 0);
-    if (p.prefix) sft__regex_step(t, &t->decoder, SFT__REPLACE, 0, "\\A ");
-    for (i = 0; i < 3; i++)
-        if (p.special[i] < 0 || p.special[i] >= p.n) p.special[i] = -1;
-    t->unk = p.special[0], t->bos = p.special[1], t->eos = p.special[2], t->fuse_unk = true;
-    sft__load_tables(t);
-    sft__also_named(t, config, p.added);
-    sft__load_added_list(t, p.added, true);
-    json_decref(p.vocab), json_decref(p.added), free(p.score);
+    if (p.type != 2) sft__bad(t, "is a SentencePiece model of another type than BPE, which is not supported");
+    int32_t *special[] = {&t->unk, &t->bos, &t->eos}, pieces = (int32_t)json_array_size(p.scores);
+    for (int i = 0; i < 3; i++)
+        if (*special[i] < 0 || *special[i] >= pieces) *special[i] = -1;
+    json_t *root = json_loads(sft__around_pieces, 0, NULL);
+    json_t *before = json_object_get(json_object_get(root, "normalizer"), "normalizers");
+    json_t *behind = json_object_get(json_object_get(root, "decoder"), "decoders");
+    if (!p.prefix) json_array_remove(before, 2), json_array_remove(behind, 3);
+    if (!p.squeeze) json_array_remove(before, 1), json_array_remove(before, 0);
+    json_object_set_new(root, "model", json_pack("{s:o,s:o,s:b,s:b}", "vocab", p.vocab, "scores", p.scores,
+                                                 "fuse_unk", true, "byte_fallback", p.bytes));
+    json_object_set_new(root, "added_tokens", p.added);
+    return root;
 }
 
 // tokenizer_config.json, NULL if there is none. Its integers are read as reals: model_max_length is often 1e30.
@@ -1624,7 +1635,7 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
     t->unk = t->bos = t->eos = -1;
     t->scratch = SFT_NEW(Sft__Scratch, SFT__SCRATCHES);
-    json_t *config = sft__config_file(folder), *model = NULL, *root = NULL;
+    json_t *config = sft__config_file(folder), *model = NULL, *root;
     if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
     int kind = 0;
     for (; kind < SFT_COUNT(files); kind++)
@@ -1634,9 +1645,9 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
         sft_die(SFT_BAD_INPUT, "%s has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt, or "
                                "encoder.json and vocab.bpe, or tokenizer.model", folder);
     t->file = sft_format("%s", path);
-    if (kind == 0) sft__load_json(t, root = sft_json_file(path), config);
-    else if (kind == 3) sft__load_sentencepiece(t, config);
-    else sft__load_gpt2(t, other, config);
+    if (kind == 0) root = sft_json_file(path);
+    else root = kind == 3 ? sft__read_sentencepiece(t, config) : sft__read_gpt2(t, other, config);
+    sft__load_json(t, root, config, kind != 0);
     t->bos = sft__special_id(t, config, model, "bos_token", t->bos);
     t->eos = sft__special_id(t, config, model, "eos_token", t->eos);
     if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];

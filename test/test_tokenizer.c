@@ -64,8 +64,8 @@ static void check_line(const SftTokenizer *t, const char *name, char *line) {
 
 static void real_tokenizers_give_the_same_ids(void **state) {
     (void)state;
-    static const char *const names[] = {"llama3",  "qwen3",   "deepseek_v3", "llama2",
-                                        "mistral", "smollm2", "gpt2",        "llama2_model"};
+    static const char *const names[] = {"llama3",  "qwen3", "deepseek_v3",  "llama2",       "mistral",
+                                        "smollm2", "gpt2",  "llama2_model", "sentencepiece"};
     for (int i = 0; i < SFT_COUNT(names); i++) {
         char folder[4096], path[4096];
         SftTokenizer *t = sft_tokenizer_load(sft_path(folder, GOLDEN, names[i]));

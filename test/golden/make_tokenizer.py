@@ -169,6 +169,19 @@ def reduce_sentencepiece(source):
         assert small.encode(text) == [new[i] for i in real.encode(text)], text
     golden(folder, texts, lambda t: [small.bos_id()] + small.encode(t), lambda i, skip: small.decode(i[1:]) if skip else None)
 
+def train_sentencepiece():
+    """One that takes extra spaces away, but only spaces, and has pieces that a user named."""
+    folder = os.path.join(HERE, "sentencepiece")
+    texts = [b for b in TEXTS if not any(x.encode() in b for x in ["<s>", "</s>", "<unk>", "\u2581\u2581"])]  # \u2581\u2581: decoding takes all of them away
+    lines = [line for b in texts for line in b.decode("utf-8", "replace").replace("\0", "").split("\n") if len(line) < 200]
+    os.makedirs(folder, exist_ok=True)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines * 5), model_prefix=os.path.join(folder, "tokenizer"), vocab_size=500, hard_vocab_limit=False, model_type="bpe",
+        normalization_rule_name="identity", remove_extra_whitespaces=True, byte_fallback=True, user_defined_symbols=["\n", "<x>"], num_threads=1, minloglevel=2)
+    os.remove(os.path.join(folder, "tokenizer.vocab"))
+    real = sentencepiece.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
+    more = ["a\n b", "a \n  b \n", "  \n ", "<x> a<x>  <x>b", " \t  x ", "line\n\n   line  \n", "x \u2581"]
+    golden(folder, texts + [t.encode() for t in more], lambda t: [real.bos_id()] + real.encode(t), lambda i, skip: real.decode(i[1:]) if skip else None)
+
 # ---- made-up tokenizers ----------------------------------------------------------------------------------------------
 def made_up():
     U = "\u2581"
@@ -272,3 +285,4 @@ if __name__ == "__main__":
     reduce("smollm2", smollm2)
     reduce_gpt2(os.path.join(real, "gpt2-raw"))
     reduce_sentencepiece(os.path.join(real, "llama2"))
+    train_sentencepiece()
