@@ -232,9 +232,10 @@ typedef struct { Sft__Step step[SFT__STEPS]; int n; } Sft__Pipeline;
 typedef struct { uint64_t pair; uint32_t rank; int32_t id; } Sft__Merge; // pair: left id << 32 | right id
 #define SFT__NONE UINT64_MAX
 
-// Added tokens, sorted by their text: all that begin alike are neighbours, so a sorted list is a trie.
-typedef struct { char *text; size_t n; int32_t id; bool left, right, word, normalized; } Sft__Added;
-typedef struct { Sft__Added *token; int n, first[257]; } Sft__AddedSet; // first[b]: where those beginning with b are
+// Added tokens as a trie. A node is the text of its parent and one byte more; node 0 is the empty text.
+typedef struct { int32_t child, sibling, token; uint8_t byte; } Sft__Node; // child, sibling: 0: none; token: id or -1
+typedef struct { Sft__Node *node; int32_t n; bool begins[256]; } Sft__Trie; // begins: bytes that a token begins with
+enum { SFT__SPECIAL = 1, SFT__LSTRIP = 2, SFT__RSTRIP = 4, SFT__WORD = 8, SFT__NORMALIZED = 16 }; // SftTokenizer.flags
 
 enum { SFT__KEY = 30, SFT__CACHED = 8, SFT__CACHE = 1 << 14, SFT__SHORT = 64, SFT__SCRATCHES = 64 };
 typedef struct { uint8_t length, n; char key[SFT__KEY]; int32_t ids[SFT__CACHED]; } Sft__Entry; // one cache line
@@ -255,7 +256,6 @@ typedef struct {
 struct SftTokenizer {
     char *file;            // for messages
     Sft__Words words, raw; // as the file spells them; byte-level: the bytes they stand for
-    uint8_t *special;      // by id: 1: left out by skip_special; 2: decoded as the normalizer spells it
     Sft__Merge *merge;     // open addressing
     uint64_t merge_mask, *filter; // filter: a bit for every pair's hash; most pairs are none: a small table says so
     int filter_shift;
@@ -265,7 +265,8 @@ struct SftTokenizer {
     uint8_t *joined;           // see sft__join; NULL: words are never cut
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
     uint8_t *unstable; // bit set of code points that NFC, ... may change; NULL: no such step
-    Sft__AddedSet plain, normalized;
+    Sft__Trie added[2]; // looked for in the text as it is, and in normalized text
+    uint8_t *flags;     // by id: of added tokens (SFT__SPECIAL ...)
     pcre2_code *word_char; // for single_word
     SftIds prefix, suffix; // what the post-processor adds
     int32_t bos, eos;
@@ -765,25 +766,18 @@ static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, boo
 /* ================================================================================================================
    Added tokens, encode
    ================================================================================================================ */
-// The longest token of `set` that stands at text[at..n), NULL if none: narrows the sorted list byte by byte.
-static const Sft__Added *sft__added_at(const Sft__AddedSet *set, const char *text, size_t n, size_t at) {
-    const Sft__Added *best = NULL;
-    uint8_t c = (uint8_t)text[at];
-    int low = set->first[c], high = set->first[c + 1];
-    for (size_t k = 1; low < high; k++) {
-        if (set->token[low].n == k) best = &set->token[low++]; // a text sorts before those that continue it
-        if (at + k == n) break;
-        c = (uint8_t)text[at + k];
-        for (int way = 0, a = low, b = high; way < 2; way++, a = low, b = high) { // to those whose byte k is c
-            while (a < b) {
-                int m = a + (b - a) / 2;
-                uint8_t d = (uint8_t)set->token[m].text[k];
-                if (d < c || (way && d == c)) a = m + 1;
-                else b = m;
-            }
-            if (way) high = a;
-            else low = a;
-        }
+static int32_t sft__below(const Sft__Trie *trie, int32_t node, char byte) { // where `byte` leads from node, 0: nowhere
+    int32_t next = trie->node[node].child;
+    while (next && trie->node[next].byte != (uint8_t)byte) next = trie->node[next].sibling;
+    return next;
+}
+
+// The longest token of the trie that text[0..n) begins with, and its length; -1 if none.
+static int32_t sft__added_at(const Sft__Trie *trie, const char *text, size_t n, size_t *length) {
+    int32_t best = -1, node = 0;
+    for (size_t k = 0; k < n && (node = sft__below(trie, node, text[k])) > 0;) {
+        k++;
+        if (trie->node[node].token >= 0) best = trie->node[node].token, *length = k;
     }
     return best;
 }
@@ -796,27 +790,27 @@ static bool sft__word_char(Sft__Encoder *e, const char *text, size_t n) { // beg
 /* Finds the added tokens of one level (0: text as it is, 1: normalized, 2: none) and hands what lies between them to
    the next. A token may take white space around it (lstrip, rstrip) or ask not to touch a word (single_word). */
 static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
-    const Sft__AddedSet *set = level ? &e->t->normalized : &e->t->plain;
-    size_t done = 0;
+    const Sft__Trie *trie = &e->t->added[level];
+    size_t done = 0, length;
     if (level == 1) text = sft__normalize(e->t, e->s, text, &n);
     if (level == 2) {
         sft__pieces(e, 0, text, n, first);
         return;
     }
-    for (size_t i = 0; set->n && i < n;) {
-        uint8_t c = (uint8_t)text[i];
-        const Sft__Added *a = set->first[c] < set->first[c + 1] ? sft__added_at(set, text, n, i) : NULL;
-        size_t from = i, to = i + (a ? a->n : 1), last = from;
+    for (size_t i = 0; i < n;) {
+        int32_t id = trie->begins[(uint8_t)text[i]] ? sft__added_at(trie, text + i, n - i, &length) : -1;
+        size_t from = i, to = i + (id < 0 ? 1 : length), last = from;
         i = to;
-        if (!a) continue;
-        if (a->word) {
+        if (id < 0) continue;
+        int flags = e->t->flags[id];
+        if (flags & SFT__WORD) {
             while (last && sft__inside(text[--last])) {}
             if (sft__word_char(e, text + last, from - last) || sft__word_char(e, text + to, n - to)) continue;
         }
-        if (a->left && from > done) from -= sft__white_right(text + done, from - done);
-        if (a->right) to += sft__white_left(text + to, n - to);
+        if (flags & SFT__LSTRIP && from > done) from -= sft__white_right(text + done, from - done);
+        if (flags & SFT__RSTRIP) to += sft__white_left(text + to, n - to);
         if (from > done) sft__added(e, level + 1, text + done, from - done, first && done == 0);
-        sft__push(e->out, a->id);
+        sft__push(e->out, id);
         done = to;
     }
     if (done < n) sft__added(e, level + 1, text + done, n - done, first && done == 0);
@@ -891,11 +885,10 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
     Sft__Tokens a = {.end = SFT_NEW(size_t, n + 1)}, b = {.end = SFT_NEW(size_t, n + 1)};
     for (int64_t i = 0; i < n; i++) {
         const char *text = sft_token_text(t, ids[i]);
-        if (!text || (skip_special && t->special[ids[i]] & 1)) continue;
-        const Sft__Added *spelled = t->normalized.token;
-        while (t->special[ids[i]] & 2 && spelled->id != ids[i]) spelled++;
-        if (t->special[ids[i]] & 2) sft__add(&a.text, spelled->text, spelled->n);
-        else sft__add(&a.text, text, t->words.length[ids[i]]);
+        if (!text || (skip_special && t->flags[ids[i]] & SFT__SPECIAL)) continue;
+        size_t length = t->words.length[ids[i]], m = length;
+        const char *normal = t->flags[ids[i]] & SFT__NORMALIZED ? sft__normalize(t, s, text, &m) : text;
+        sft__add(&a.text, m ? normal : text, m ? m : length);
         a.end[a.n++] = a.text.n;
     }
     for (int i = 0; i < t->decoder.n && a.n; i++) {
@@ -1001,7 +994,9 @@ SFT_NORETURN static void sft__unsupported(const SftTokenizer *t, const char *wha
     sft__bad(t, "%s \"%.80s\" is not supported", what, sft__string(t, o, "type", NULL));
 }
 
-static bool sft__is(json_t *o, const char *type) { return !strcmp(json_string_value(json_object_get(o, "type")), type); }
+static bool sft__is(json_t *o, const char *type) { // behind sft__sequence, which sees to it that there is a type
+    return !strcmp(json_string_value(json_object_get(o, "type")), type);
+}
 
 static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
     static const char *const forms[] = {"NFC", "NFD", "NFKC", "NFKD"};
@@ -1223,56 +1218,53 @@ static void sft__load_scores(SftTokenizer *t, json_t *list) {
     free(score), free(sorted);
 }
 
-static int sft__by_text(const void *x, const void *y) {
-    const Sft__Added *a = x, *b = y;
-    int order = memcmp(a->text, b->text, SFT_MIN(a->n, b->n));
-    return order ? order : (a->n > b->n) - (a->n < b->n);
+// A place for the id of the token with this text, which is not empty.
+static int32_t *sft__trie_put(Sft__Trie *trie, const char *text, size_t n) {
+    int32_t node = 0, next;
+    trie->begins[(uint8_t)*text] = true;
+    for (size_t k = 0; k < n; k++, node = next) {
+        if ((next = sft__below(trie, node, text[k])) > 0) continue;
+        next = trie->n++;
+        if (!(next & (next - 1))) trie->node = sft_realloc(trie->node, 2 * (size_t)next * sizeof *trie->node);
+        trie->node[next] = (Sft__Node){0, trie->node[node].child, -1, (uint8_t)text[k]};
+        trie->node[node].child = next;
+    }
+    return &trie->node[node].token;
 }
 
 /* Added tokens: {"id", "content", flags}. With a tokenizer.json, those that say "normalized" are looked for as the
    normalizer spells them, and an id has one name; without (bare), a token may rename an id of the vocabulary. */
 static void sft__load_added(SftTokenizer *t, json_t *o, bool bare) {
-    const char *content = sft__string(t, o, "content", NULL);
-    int32_t id = (int32_t)json_integer_value(json_object_get(o, "id")), other = sft_token_id(t, content);
+    static const char *const flags[] = {"special", "lstrip", "rstrip", "single_word"};
+    const char *content = sft__string(t, o, "content", NULL), *text = content;
+    int32_t id = (int32_t)json_integer_value(json_object_get(o, "id")), other = sft_token_id(t, content), *place;
     const char *name = sft_token_text(t, id);
-    if (!*content) sft__bad(t, "the added token with id %d is empty", id);
+    size_t n = strlen(content);
+    if (!n) sft__bad(t, "the added token with id %d is empty", id);
     if (other >= 0 && other != id)
         sft__bad(t, "the added token \"%.80s\" has id %d, the vocabulary says %d", content, id, other);
     if (other < 0 && name && !bare)
         sft__bad(t, "the added token \"%.80s\" has id %d, which is \"%.80s\"", content, id, name);
-    if (other < 0) sft__words_put(&t->words, content, strlen(content), id);
-    bool special = sft__flag(t, o, "special", false), normalized = sft__flag(t, o, "normalized", !special);
-    if (special) t->special[id] |= 1;
+    if (other < 0) sft__words_put(&t->words, content, n, id);
+    for (int k = 0; k < SFT_COUNT(flags); k++) t->flags[id] |= (uint8_t)(sft__flag(t, o, flags[k], false) << k);
+    bool normalized = sft__flag(t, o, "normalized", !(t->flags[id] & SFT__SPECIAL));
+    if (normalized && !bare) t->flags[id] |= SFT__NORMALIZED;
     Sft__Scratch *s = sft__borrow(t);
-    size_t n = strlen(content);
-    const char *text = normalized && !bare ? sft__normalize(t, s, content, &n) : content;
-    Sft__AddedSet *set = normalized ? &t->normalized : &t->plain;
-    if (normalized && !bare && n) t->special[id] |= 2;
-    bool word = sft__flag(t, o, "single_word", false);
-    if (n)
-        set->token[set->n++] = (Sft__Added){memcpy(sft_alloc(n + 1), text, n), n, id, sft__flag(t, o, "lstrip", false),
-                                            sft__flag(t, o, "rstrip", false), word, normalized};
+    if (t->flags[id] & SFT__NORMALIZED) text = sft__normalize(t, s, content, &n);
+    if (n && *(place = sft__trie_put(&t->added[normalized], text, n)) >= 0)
+        sft__bad(t, "the added token \"%.80s\" comes twice", content);
+    if (n) *place = id;
     sft__give(s);
     const char begins[] = "\\A[" SFT__WORDS "\\x{200c}\\x{200d}]";
-    if (word && !t->word_char) t->word_char = sft__compile(t, begins, strlen(begins));
+    if (t->flags[id] & SFT__WORD && !t->word_char) t->word_char = sft__compile(t, begins, strlen(begins));
 }
 
 static void sft__load_added_list(SftTokenizer *t, json_t *list, bool bare) {
     size_t i;
     json_t *o;
-    Sft__AddedSet *sets[2] = {&t->plain, &t->normalized};
-    t->special = SFT_NEW(uint8_t, t->words.ids);
-    for (int k = 0; k < 2; k++) sets[k]->token = SFT_NEW(Sft__Added, json_array_size(list));
+    t->flags = SFT_NEW(uint8_t, t->words.ids);
+    for (int k = 0; k < 2; k++) t->added[k].node = SFT_NEW(Sft__Node, 1), t->added[k].n = 1;
     json_array_foreach(list, i, o) sft__load_added(t, o, bare);
-    for (int k = 0; k < 2; k++) {
-        Sft__AddedSet *set = sets[k];
-        qsort(set->token, (size_t)set->n, sizeof *set->token, sft__by_text);
-        for (int j = 1; j < set->n; j++)
-            if (!sft__by_text(&set->token[j - 1], &set->token[j]))
-                sft__bad(t, "the added token \"%.80s\" comes twice", set->token[j].text);
-        for (int b = 0, j = 0; b <= 256; set->first[b++] = j)
-            while (j < set->n && (uint8_t)set->token[j].text[0] < b) j++;
-    }
 }
 
 /* The code points that normalization may change, alone or by joining the one before: all with a combining class, all
@@ -1668,17 +1660,15 @@ void sft_tokenizer_free(SftTokenizer *t) {
         free(s->cache), free(s->symbol), free(s->rank), free(s->heap);
     }
     for (int k = 0; k < 2; k++) {
-        Sft__AddedSet *set = k ? &t->normalized : &t->plain;
         Sft__Words *w = k ? &t->words : &t->raw;
-        for (int i = 0; i < set->n; i++) free(set->token[i].text);
-        free(set->token), free(w->text.p), free(w->at), free(w->length), free(w->slot);
+        free(t->added[k].node), free(w->text.p), free(w->at), free(w->length), free(w->slot);
     }
     for (int k = 0; k < 3; k++) {
         Sft__Pipeline *p = k == 0 ? &t->normalizer : k == 1 ? &t->pre_tokenizer : &t->decoder;
         for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
     }
     pcre2_code_free(t->word_char);
-    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->special);
+    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->flags);
     free(t->merge), free(t->filter);
     free(t->chat_template), free(t->file), free(t->scratch), free(t);
 }
