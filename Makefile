@@ -188,10 +188,10 @@ test-emu:
 	@$(MAKE) --no-print-directory -j2 $(EMU_TESTS)
 	@sh test/run.sh $(EMU_TESTS)
 
-test-programs: $(EMU_TESTS) $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(FUZZERS:%=$(BUILD)/%)
+test-programs: train_gpt2 $(EMU_TESTS) $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(FUZZERS:%=$(BUILD)/%)
 test: deps
 	@$(MAKE) --no-print-directory -j2 test-programs
-	@sh test/run.sh test/lint.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(EMU_TESTS) test/fuzz.sh
+	@sh test/run.sh test/lint.sh test/commands.sh $(TESTS:%=$(BUILD)/%) $(TESTS:%=$(BUILD)/asan_%) $(EMU_TESTS) test/fuzz.sh
 
 fuzz: $(FUZZERS:%=$(BUILD)/%)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} sh test/fuzz.sh

@@ -106,16 +106,46 @@ static void close_run(Run *r) {
     sft_tokenizer_free(r->tokenizer);
 }
 
-/* ---- asking the model ------------------------------------------------------------------------------------------- */
-typedef void OnToken(void *arg, int32_t id);
-static SftIds answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, OnToken *on_token, void *arg) {
-    const SftConfig *config = r->config; // [10]
-    SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty,
-                       (uint64_t)config->seed};
-    int32_t stops[64];
-    SftIds out = {0};
-    sft_generate(&r->ctx, &r->model, &out, prompt, n, stops, sft_stops(stops, &r->model, r->chat), how, on_token, arg);
-    return out;
+/* ---- reading and printing ---------------------------------------------------------------------------------------- */
+// A file or, without a path, standard input, read line by line or as a whole; `where` names the line in errors.
+typedef struct { FILE *in; const char *name; char *text, where[4200]; size_t n, cap; long line; } Input;
+
+static Input open_input(const char *path) {
+    Input in = {.in = path ? fopen(path, "rb") : stdin, .name = path ? path : "standard input"};
+    if (!in.in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", path, strerror(errno));
+    return in;
+}
+
+static void check_input(const Input *in) {
+    if (ferror(in->in)) sft_die(SFT_BAD_INPUT, "cannot read %s: %s", in->name, strerror(errno));
+}
+
+static void close_input(Input *in) {
+    fclose(in->in), free(in->text);
+}
+
+static bool next_line(Input *in) { // without its end; false after the last
+    ssize_t n = getline(&in->text, &in->cap, in->in);
+    check_input(in);
+    if (n < 0) return false;
+    while (n > 0 && (in->text[n - 1] == '\n' || in->text[n - 1] == '\r')) in->text[--n] = 0;
+    in->n = (size_t)n;
+    snprintf(in->where, sizeof in->where, "%s, line %ld", in->name, ++in->line);
+    return true;
+}
+
+static void read_all(Input *in) { // any bytes; a read that does not fill the room was the last
+    while (in->n == in->cap) {
+        in->text = (char *)sft_realloc(in->text, in->cap = 2 * in->cap + 4096);
+        in->n += fread(in->text + in->n, 1, in->cap - in->n, in->in);
+    }
+    check_input(in);
+}
+
+static void print_json(json_t *result) { // the result of a command, alone on standard output
+    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(result);
 }
 
 static json_t *ids_json(const int32_t *ids, int64_t n) {
@@ -124,25 +154,55 @@ static json_t *ids_json(const int32_t *ids, int64_t n) {
     return list;
 }
 
-// One prompt answered: {"prompt_ids", "output_ids", "text"}.
-static json_t *answer_json(Run *r, json_t *prompt, const char *where) {
+/* ---- asking the model ------------------------------------------------------------------------------------------- */
+// An answer, with what was asked. The token that ended it is in `ids`, not in the text.
+typedef struct { const SftTokenizer *tokenizer; SftIds prompt, ids; char *text; size_t bytes, shown; } Answer;
+
+static void free_answer(Answer *a) {
+    free(a->prompt.ids), free(a->ids.ids), free(a->text);
+}
+
+static void decode_answer(Answer *a) {
+    free(a->text);
+    a->text = sft_decode(a->tokenizer, a->ids.ids, a->ids.n, true, &a->bytes);
+}
+
+static void show_token(void *arg, int32_t id) { // prints what has come; no character before all its bytes are there
+    Answer *a = (Answer *)arg;
+    (void)id; // it is in a->ids
+    decode_answer(a);
+    bool broken = a->bytes >= 3 && !memcmp(a->text + a->bytes - 3, "\xef\xbf\xbd", 3);
+    if (!broken && a->bytes > a->shown) fwrite(a->text + a->shown, 1, a->bytes - a->shown, stdout), a->shown = a->bytes;
+    fflush(stdout);
+}
+
+static Answer answer(Run *r, const int32_t *prompt, int64_t n, int64_t max_new_tokens, bool show) { // [10]
+    const SftConfig *config = r->config;
+    SftSampling how = {max_new_tokens, config->top_k, config->temperature, config->top_p, config->repetition_penalty,
+                       (uint64_t)config->seed};
+    int32_t stops[64];
+    int nstops = sft_stops(stops, &r->model, r->chat);
+    Answer a = {.tokenizer = r->tokenizer};
+    sft_generate(&r->ctx, &r->model, &a.ids, prompt, n, stops, nstops, how, show ? show_token : NULL, &a);
+    decode_answer(&a);
+    if (show) putchar('\n');
+    return a;
+}
+
+static Answer answer_prompt(Run *r, json_t *prompt, const char *where, bool show) {
     SftIds ids = sft_prompt(r->config, r->tokenizer, r->chat, prompt, where); // [3]
-    SftIds out = answer(r, ids.ids, ids.n, r->config->max_new_tokens, NULL, NULL);
-    size_t bytes;
-    char *text = sft_decode(r->tokenizer, out.ids, out.n, true, &bytes);
-    json_t *result = json_pack("{s:o, s:o, s:o}", "prompt_ids", ids_json(ids.ids, ids.n), "output_ids",
-                               ids_json(out.ids, out.n), "text", json_stringn(text, bytes));
-    free(text), free(out.ids), free(ids.ids);
-    return result;
+    Answer a = answer(r, ids.ids, ids.n, r->config->max_new_tokens, show);
+    a.prompt = ids;
+    return a;
 }
 
 static void answer_inputs(Run *r, int64_t step) { // evaluation_inputs, to the screen and the log
     size_t i;
     json_t *prompt;
     json_array_foreach(r->config->evaluation_inputs, i, prompt) {
-        json_t *result = answer_json(r, prompt, "evaluation_inputs");
-        sft_record_sample(r->record, step, prompt, json_string_value(json_object_get(result, "text")));
-        json_decref(result);
+        Answer a = answer_prompt(r, prompt, "evaluation_inputs", false);
+        sft_record_sample(r->record, step, prompt, a.text);
+        free_answer(&a);
     }
 }
 
@@ -213,13 +273,12 @@ static double exact_match(Run *r) {
         int64_t end = d->sample[s].n, first;
         while (end > 0 && !trained[end - 1]) end--;
         for (first = end; first > 0 && trained[first - 1];) first--;
-        size_t expected_bytes, got_bytes;
-        char *expected = sft_decode(r->tokenizer, ids + first, end - first, true, &expected_bytes);
-        SftIds out = {0};
-        if (first > 0) out = answer(r, ids, first, (int64_t)expected_bytes + 1, NULL, NULL);
-        char *got = sft_decode(r->tokenizer, out.ids, out.n, true, &got_bytes);
-        right += got_bytes == expected_bytes && !memcmp(got, expected, got_bytes);
-        free(expected), free(got), free(out.ids);
+        size_t bytes;
+        char *expected = sft_decode(r->tokenizer, ids + first, end - first, true, &bytes);
+        Answer a = {0};
+        if (first > 0) a = answer(r, ids, first, (int64_t)bytes + 1, false);
+        right += a.text && a.bytes == bytes && !memcmp(a.text, expected, bytes);
+        free_answer(&a), free(expected);
         sft_progress("answering", (double)(s + 1), (double)d->samples);
     }
     return d->samples ? (double)right / (double)d->samples : NAN;
@@ -267,7 +326,7 @@ static bool due(const char *strategy, int64_t every, int64_t step, bool new_epoc
     return !strcmp(strategy, "steps") && every && step % every == 0;
 }
 
-static int train(const SftConfig *config) {
+static void train(const SftConfig *config) {
     char *resume = sft_checkpoint_find(config); // [9]
     Run r = open_run(config, resume ? resume : config->model_name_or_path);
     open_data(&r, true);                                                 // [3]
@@ -322,27 +381,19 @@ static int train(const SftConfig *config) {
     sft_record_close(r.record);
     free(order), free(resume);
     close_run(&r);
-    return stop_signal ? 128 + stop_signal : 0;
 }
 
 /* ---- the other commands ------------------------------------------------------------------------------------------ */
-static void print_json(json_t *result) { // the result of a command, alone on standard output
-    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    putchar('\n');
-    json_decref(result);
-}
-
-static int data(const SftConfig *config) {
+static void data(const SftConfig *config) {
     Run r = open_run(config, config->model_name_or_path);
     open_data(&r, true);
     if (config->dump) sft_data_dump(config->dump, &r.train);
     if (config->json) print_json(sft_data_json(&r.train));
     else sft_data_show(stdout, &r.train, r.tokenizer, 3);
     close_run(&r);
-    return 0;
 }
 
-static int eval(const SftConfig *config) {
+static void eval(const SftConfig *config) {
     Run r = open_run(config, config->model_name_or_path);
     open_data(&r, false);
     open_run_model(&r, false, false);
@@ -363,26 +414,23 @@ static int eval(const SftConfig *config) {
         json_decref(result);
     }
     close_run(&r);
-    return 0;
 }
 
-static int estimate(const SftConfig *config) {
+static void estimate(const SftConfig *config) {
     Run r = open_run(config, config->model_name_or_path);
     if (config->train_file) open_data(&r, true);
     open_run_model(&r, true, true);
     if (config->json) print_json(sft_plan_json(&r.model));
     else sft_plan_print(stdout, &r.model);
-    return 0;
 }
 
-static int export(const SftConfig *config) {
+static void export(const SftConfig *config) {
     Run r = open_run(config, config->args[0]);
     open_model(&r, false, 1, 1, 0, false);
     load_weights(&r);
     sft_make_folder(config->args[1]);
     sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->args[1]);
     close_run(&r);
-    return 0;
 }
 
 // A model that answers: room for one prompt and its answer.
@@ -395,88 +443,59 @@ static void open_speaker(Run *r, const SftConfig *config) {
     load_weights(r);
 }
 
-// Prints tokens as they come: text is shown once its UTF-8 is whole.
-typedef struct { const SftTokenizer *tokenizer; SftIds ids; size_t shown; } Stream;
-static void show_token(void *arg, int32_t id) {
-    Stream *s = (Stream *)arg;
-    sft_ids_add(&s->ids, id);
-    size_t bytes;
-    char *text = sft_decode(s->tokenizer, s->ids.ids, s->ids.n, true, &bytes);
-    bool broken = bytes >= 3 && !memcmp(text + bytes - 3, "\xef\xbf\xbd", 3);
-    if (!broken && bytes > s->shown) fwrite(text + s->shown, 1, bytes - s->shown, stdout), s->shown = bytes;
+static void print_answer(Run *r, json_t *prompt, const char *where, bool json) {
+    Answer a = answer_prompt(r, prompt, where, !json);
+    if (json)
+        print_json(json_pack("{s:o, s:o, s:o}", "prompt_ids", ids_json(a.prompt.ids, a.prompt.n), "output_ids",
+                             ids_json(a.ids.ids, a.ids.n), "text", json_stringn(a.text, a.bytes)));
     fflush(stdout);
-    free(text);
+    free_answer(&a);
 }
 
-static int generate(const SftConfig *config) {
+static void generate(const SftConfig *config) {
     Run r;
     open_speaker(&r, config);
     if (config->file) {
-        size_t bytes;
-        char *text = sft_read_file(config->file, &bytes), *next;
-        int line_number = 1;
-        for (char *line = text; line < text + bytes; line = next, line_number++) {
-            char *end = (char *)memchr(line, '\n', (size_t)(text + bytes - line)), where[4200];
-            next = end ? end + 1 : text + bytes;
-            snprintf(where, sizeof where, "%s, line %d", config->file, line_number);
+        Input in = open_input(config->file);
+        while (next_line(&in)) {
             json_error_t error;
-            size_t n = (size_t)((end ? end : next) - line);
-            json_t *prompt = json_loadb(line, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
-            if (!prompt && strspn(line, " \t\r") == n) continue; // an empty line
-            if (!prompt) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", where, error.column, error.text);
-            print_json(answer_json(&r, prompt, where));
-            fflush(stdout);
+            json_t *prompt = json_loadb(in.text, in.n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+            if (!prompt && strspn(in.text, " \t\r") == in.n) continue; // an empty line
+            if (!prompt) sft_die(SFT_BAD_INPUT, "%s, column %d: %s", in.where, error.column, error.text);
+            print_answer(&r, prompt, in.where, true);
             json_decref(prompt);
         }
-        free(text);
+        close_input(&in);
     } else {
         json_t *prompt = json_string(config->args[1]);
         if (!prompt) sft_die(SFT_BAD_INPUT, "the prompt is not valid UTF-8");
-        if (config->json) print_json(answer_json(&r, prompt, "the prompt"));
-        else {
-            SftIds ids = sft_prompt(config, r.tokenizer, r.chat, prompt, "the prompt");
-            Stream stream = {.tokenizer = r.tokenizer};
-            SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
-            putchar('\n');
-            free(ids.ids), free(out.ids), free(stream.ids.ids);
-        }
+        print_answer(&r, prompt, "the prompt", config->json);
         json_decref(prompt);
     }
     close_run(&r);
-    return 0;
 }
 
-static int chat(const SftConfig *config) {
+static void chat(const SftConfig *config) {
     Run r;
     open_speaker(&r, config);
+    Input in = open_input(NULL);
     json_t *messages = json_array();
-    char *line = NULL;
-    size_t cap = 0;
     fprintf(stderr, "template %s; \"clear\" forgets the conversation, \"exit\" ends it\n", sft_template_name(r.chat));
-    for (;;) {
-        fprintf(stderr, "> ");
-        ssize_t n = getline(&line, &cap, stdin);
-        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
-        if (n < 0 || !strcmp(line, "exit")) break;
-        if (!strcmp(line, "clear")) json_array_clear(messages);
-        if (n == 0 || !strcmp(line, "clear")) continue;
-        json_t *content = json_stringn(line, (size_t)n);
-        if (!content) { fprintf(stderr, "that line is not valid UTF-8\n"); continue; }
-        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "user", "content", content));
-        SftIds ids = sft_prompt(config, r.tokenizer, r.chat, messages, "the conversation");
-        Stream stream = {.tokenizer = r.tokenizer};
-        SftIds out = answer(&r, ids.ids, ids.n, config->max_new_tokens, show_token, &stream);
-        putchar('\n');
-        size_t bytes;
-        char *text = sft_decode(r.tokenizer, out.ids, out.n, true, &bytes);
-        json_t *said = json_pack("{s:s, s:o}", "role", "assistant", "content", json_stringn(text, bytes));
-        json_array_append_new(messages, said);
-        free(text), free(ids.ids), free(out.ids), free(stream.ids.ids);
+    for (fputs("> ", stderr); next_line(&in) && strcmp(in.text, "exit"); fputs("> ", stderr)) {
+        bool clear = !strcmp(in.text, "clear");
+        json_t *said = clear ? NULL : json_stringn(in.text, in.n);
+        if (clear) json_array_clear(messages);
+        else if (!said) fprintf(stderr, "that line is not valid UTF-8\n");
+        if (!said || !in.n) continue;
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "user", "content", said));
+        Answer a = answer_prompt(&r, messages, "the conversation", true);
+        said = json_stringn(a.text, a.bytes);
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "assistant", "content", said));
+        free_answer(&a);
     }
-    free(line);
+    close_input(&in);
     json_decref(messages);
     close_run(&r);
-    return 0;
 }
 
 // Text in, ids out on one line; --jsonl: a JSON string in, an array out, line by line; --decode: the other way round.
@@ -491,13 +510,13 @@ static void tokenize_text(const SftConfig *config, const SftTokenizer *t, const 
     free(ids.ids);
 }
 
-static void detokenize(const SftConfig *config, const SftTokenizer *t, const char *line, const char *where) {
+static void detokenize(const SftConfig *config, const SftTokenizer *t, const Input *line) {
     SftIds ids = {0};
-    for (const char *p = line + strspn(line, "[ ,\t\r\n]"); *p; p += strspn(p, "[ ,\t\r\n]")) {
+    for (const char *p = line->text + strspn(line->text, "[ ,\t]"); *p; p += strspn(p, "[ ,\t]")) {
         char *end;
         long id = strtol(p, &end, 10);
         if (end == p || id < 0 || id >= sft_vocab_size(t))
-            sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", where,
+            sft_die(SFT_BAD_INPUT, "%s: expected token ids below %lld, got \"%.20s\"", line->where,
                     (long long)sft_vocab_size(t), p);
         sft_ids_add(&ids, (int32_t)id);
         p = end;
@@ -509,38 +528,28 @@ static void detokenize(const SftConfig *config, const SftTokenizer *t, const cha
     free(text), free(ids.ids);
 }
 
-static int tokenize(const SftConfig *config) {
+static void tokenize(const SftConfig *config) {
     SftTokenizer *t = sft_tokenizer_load(config->model_name_or_path);
-    const char *name = config->nargs > 1 ? config->args[1] : "standard input";
-    FILE *in = config->nargs > 1 ? fopen(name, "rb") : stdin;
-    if (!in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", name, strerror(errno));
-    char *text = NULL, where[4200];
-    size_t cap = 0;
-    ssize_t n;
-    bool whole = !config->jsonl && !config->decode;
-    for (long line = 1; (n = getdelim(&text, &cap, whole ? EOF : '\n', in)) >= 0 || (whole && line == 1); line++) {
-        snprintf(where, sizeof where, "%s, line %ld", name, line);
-        if (config->decode) detokenize(config, t, text, where);
-        else if (config->jsonl) {
-            json_error_t error;
-            json_t *s = json_loadb(text, (size_t)n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
-            if (!json_is_string(s))
-                sft_die(SFT_BAD_INPUT, "%s: expected a JSON string%s%s", where, s ? "" : ": ", s ? "" : error.text);
-            tokenize_text(config, t, json_string_value(s), json_string_length(s));
-            json_decref(s);
-        } else tokenize_text(config, t, n > 0 ? text : "", n > 0 ? (size_t)n : 0);
-        if (whole) break;
+    Input in = open_input(config->nargs > 1 ? config->args[1] : NULL);
+    if (!config->decode && !config->jsonl) {
+        read_all(&in);
+        tokenize_text(config, t, in.text, in.n);
     }
-    free(text);
-    if (in != stdin) fclose(in);
+    while (next_line(&in)) {
+        json_error_t error;
+        json_t *s = config->decode ? NULL : json_loadb(in.text, in.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
+        if (config->decode) detokenize(config, t, &in);
+        else if (json_is_string(s)) tokenize_text(config, t, json_string_value(s), json_string_length(s));
+        else sft_die(SFT_BAD_INPUT, "%s: expected a JSON string%s%s", in.where, s ? "" : ": ", s ? "" : error.text);
+        json_decref(s);
+    }
+    close_input(&in);
     sft_tokenizer_free(t);
-    return 0;
 }
 
-static int help(const SftConfig *config) {
+static void help(const SftConfig *config) {
     (void)config;
     sft_help(stdout);
-    return 0;
 }
 
 /* Threads that wait for each other spin a moment before they sleep. GCC's OpenMP spins for milliseconds, which costs
@@ -553,7 +562,7 @@ static void spin_briefly(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    static const struct { const char *name; int (*run)(const SftConfig *); } commands[] = {
+    static const struct { const char *name; void (*run)(const SftConfig *); } commands[] = {
         {"train", train}, {"data", data}, {"eval", eval}, {"estimate", estimate}, {"generate", generate},
         {"chat", chat}, {"tokenize", tokenize}, {"export", export}, {"help", help}};
     spin_briefly(argv);
@@ -563,10 +572,10 @@ int main(int argc, char **argv) {
 #endif
     for (int i = 0; i < SFT_COUNT(commands); i++)
         if (!strcmp(config.command, commands[i].name)) {
-            int status = commands[i].run(&config);
+            commands[i].run(&config);
             sft_config_free(&config);
             if (fflush(stdout) || ferror(stdout)) sft_die(SFT_BROKEN, "cannot write to standard output");
-            return status;
+            return stop_signal ? 128 + stop_signal : 0;
         }
     sft_die(SFT_BAD_INPUT, "there is no command \"%s\"; see %s help", config.command, argv[0]);
 }
