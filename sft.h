@@ -1300,16 +1300,19 @@ char *sft_read_file(const char *path, size_t *bytes) {
     return text;
 }
 
+static bool sft__write(int fd, const char *data, size_t bytes) { // all of it; if false, errno says why
+    while (bytes) {
+        ssize_t n = write(fd, data, bytes);
+        if (n < 0 && errno != EINTR) return false;
+        if (n > 0) data += n, bytes -= (size_t)n;
+    }
+    return true;
+}
+
 void sft_write_file(const char *path, const void *data, size_t bytes) {
     char *temporary = sft_format("%s.tmp%ld", path, (long)getpid());
     int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = fd >= 0;
-    for (size_t at = 0; good && at < bytes;) {
-        ssize_t n = write(fd, (const char *)data + at, bytes - at);
-        good = n > 0 || (n < 0 && errno == EINTR);
-        if (n > 0) at += (size_t)n;
-    }
-    good = good && fsync(fd) == 0;
+    bool good = fd >= 0 && sft__write(fd, (const char *)data, bytes) && fsync(fd) == 0;
     int reason = errno;
     if (fd >= 0) good = close(fd) == 0 && good;
     if (!good || rename(temporary, path)) {
@@ -2191,15 +2194,8 @@ static void sft__rename_columns(SftReader *r, json_t *map) {
     }
 }
 
-static void sft__fail(SftReader *r, const char *format, ...) SFT_PRINTF(2, 3);
-static void sft__fail(SftReader *r, const char *format, ...) { // the first thing that is wrong with the row
-    char line[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    if (!r->error) r->error = strdup(line);
-}
+// Keeps the first thing that is wrong with the row.
+#define SFT__FAIL(r, ...) ((r)->error = (r)->error ? (r)->error : sft_format(__VA_ARGS__))
 
 static void sft__say(SftReader *r, const char *role, const char *text, double weight) {
     SFT_PUSH(r->message, r->messages, (SftMessage){role, text, strlen(text), weight});
@@ -2217,7 +2213,7 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
     if (json_is_string(value)) return json_string_value(value);
     if ((!value || json_is_null(value)) && fallback) return fallback;
     if (!json_is_array(value)) {
-        sft__fail(r, "expected \"%s\" to be a string%s", what, value ? "" : ", it is missing");
+        SFT__FAIL(r, "expected \"%s\" to be a string%s", what, value ? "" : ", it is missing");
         return "";
     }
     char *all = strdup("");
@@ -2226,8 +2222,8 @@ static const char *sft__text(SftReader *r, json_t *value, const char *what, cons
     json_array_foreach(value, i, part) {
         const char *type = json_string_value(json_object_get(part, "type"));
         json_t *text = json_object_get(part, json_object_get(part, "text") ? "text" : "value");
-        if (type && strcmp(type, "text")) sft__fail(r, "expected parts of type text in \"%s\", got %s", what, type);
-        if (!json_is_string(text)) sft__fail(r, "expected parts {\"type\": \"text\", \"text\": ...} in \"%s\"", what);
+        if (type && strcmp(type, "text")) SFT__FAIL(r, "expected parts of type text in \"%s\", got %s", what, type);
+        if (!json_is_string(text)) SFT__FAIL(r, "expected parts {\"type\": \"text\", \"text\": ...} in \"%s\"", what);
         if (r->error) break;
         char *longer = sft_format("%s%s", all, json_string_value(text));
         free(all), all = longer;
@@ -2246,9 +2242,9 @@ static double sft__weight(SftReader *r, json_t *message, const char *flag) {
     if (!weight) weight = json_object_get(message, "weight");
     if (json_is_boolean(loss)) return json_is_true(loss);
     if (word && (!strcasecmp(word, "true") || !strcasecmp(word, "false"))) return !strcasecmp(word, "true");
-    if (loss && !json_is_null(loss)) sft__fail(r, "expected \"%s\" to be true or false", flag);
+    if (loss && !json_is_null(loss)) SFT__FAIL(r, "expected \"%s\" to be true or false", flag);
     if (json_is_number(weight)) return json_number_value(weight);
-    if (weight && !json_is_null(weight)) sft__fail(r, "expected \"loss_weight\" to be a number");
+    if (weight && !json_is_null(weight)) SFT__FAIL(r, "expected \"loss_weight\" to be a number");
     return 1;
 }
 
@@ -2261,15 +2257,15 @@ static void sft__read_message(SftReader *r, json_t *m) {
     const char *role = json_string_value(json_object_get(m, json_object_get(m, "role") ? "role" : "from"));
     const char *key = json_object_get(m, "content") || !json_object_get(m, "value") ? "content" : "value", *said = role;
     if (!role) {
-        sft__fail(r, "expected messages {\"role\", \"content\"} or {\"from\", \"value\"}");
+        SFT__FAIL(r, "expected messages {\"role\", \"content\"} or {\"from\", \"value\"}");
         return;
     }
     role = NULL;
     for (int i = 0; i < SFT_COUNT(roles); i++)
         if (!strcmp(said, roles[i][0])) role = roles[i][1];
-    if (!role) sft__fail(r, "unknown role \"%s\"; expected system, user, assistant, tool or function_call", said);
+    if (!role) SFT__FAIL(r, "unknown role \"%s\"; expected system, user, assistant, tool or function_call", said);
     if (json_array_size(json_object_get(m, "tool_calls")))
-        sft__fail(r, "\"tool_calls\" is not read: write the call as a message of role function_call");
+        SFT__FAIL(r, "\"tool_calls\" is not read: write the call as a message of role function_call");
     const char *text = sft__text(r, json_object_get(m, key), key, NULL);
     double weight = sft__weight(r, m, "loss");
     if (role) sft__say(r, role, text, !strcmp(role, "assistant") || !strcmp(role, "function_call") ? weight : 0);
@@ -2278,7 +2274,7 @@ static void sft__read_message(SftReader *r, json_t *m) {
 static void sft__read_messages(SftReader *r, json_t *list, const char *what) {
     size_t i;
     json_t *m;
-    if (!json_is_array(list)) sft__fail(r, "expected \"%s\" to be a list of messages", what);
+    if (!json_is_array(list)) SFT__FAIL(r, "expected \"%s\" to be a list of messages", what);
     json_array_foreach(list, i, m) sft__read_message(r, m);
 }
 
@@ -2300,7 +2296,7 @@ static bool sft__turn(SftReader *r, json_t *row, int user, int output, double we
     size_t i;
     if (*system) sft__say(r, "system", system, 0);
     json_array_foreach(json_object_get(row, history), i, pair) {
-        if (json_array_size(pair) != 2) sft__fail(r, "expected \"%s\" to be a list of [question, answer]", history);
+        if (json_array_size(pair) != 2) SFT__FAIL(r, "expected \"%s\" to be a list of [question, answer]", history);
         sft__read_side(r, json_array_get(pair, 0), history, "user", 0);
         sft__read_side(r, json_array_get(pair, 1), history, "assistant", 1);
     }
@@ -2324,7 +2320,7 @@ static bool sft__read_turns(SftReader *r, json_t *row) { // XTuner's conversatio
     size_t i;
     json_array_foreach(turns, i, turn)
         some = sft__turn(r, turn, SFT__INPUT, SFT__OUTPUT, sft__weight(r, turn, "output_with_loss")) || some;
-    if (!json_is_array(turns)) sft__fail(r, "expected \"%s\" to be a list of {input, output}", r->name[SFT__TURNS]);
+    if (!json_is_array(turns)) SFT__FAIL(r, "expected \"%s\" to be a list of {input, output}", r->name[SFT__TURNS]);
     return some;
 }
 
@@ -2358,10 +2354,9 @@ static const struct { const char *name; int needs, knows; bool (*read)(SftReader
 static void sft__document(SftReader *r, SftRow *row, const char *text, size_t n) { // BOS if the tokenizer says so, eos
     SftIds ids = {0};
     int32_t bos = sft_adds_bos(r->t) ? sft_bos(r->t) : -1, eos = sft_eos(r->t);
-    if (bos >= 0) sft_encode(r->t, &ids, sft_token_text(r->t, bos), strlen(sft_token_text(r->t, bos)), false);
+    if (bos >= 0) sft_ids_add(&ids, bos);
     sft_encode(r->t, &ids, text, n, false);
-    ids.ids = (int32_t *)sft_realloc(ids.ids, (size_t)(ids.n + 1) * sizeof(int32_t));
-    if (eos >= 0 && (!ids.n || ids.ids[ids.n - 1] != eos)) ids.ids[ids.n++] = eos;
+    if (eos >= 0 && (!ids.n || ids.ids[ids.n - 1] != eos)) sft_ids_add(&ids, eos);
     row->tokens = (SftTokens){ids.ids, (uint8_t *)memset(sft_alloc((size_t)ids.n), 1, (size_t)ids.n), ids.n, ids.n};
     row->kind = n ? SFT__DOCUMENT : SFT__EMPTY;
 }
@@ -2393,13 +2388,13 @@ static char *sft__keys(const SftReader *r, json_t *row, int known) { // columns 
 
 static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first) {
     const char *asked = r->config->dataset_format;
-    bool any = !strcmp(asked, "auto"), full = true;
+    bool any = !strcmp(asked, "auto");
     int have = 0, f = 0, n = SFT_COUNT(sft__formats);
     for (int i = 0; i < SFT__COLUMNS; i++) have |= json_object_get(json, r->name[i]) ? 1 << i : 0;
     while (f < n && ((!any && strcmp(asked, sft__formats[f].name)) || sft__formats[f].needs & ~have)) f++;
     if (f == n) {
         char *keys = sft__keys(r, json, 0);
-        sft__fail(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | "
+        SFT__FAIL(r, "expected the columns of %s (messages | conversations | conversation | prompt, completion | "
                   "instruction, output | text; \"columns\" renames); got %s", any ? "a known format" : asked, keys);
         free(keys);
         return;
@@ -2409,9 +2404,8 @@ static void sft__read_object(SftReader *r, SftRow *row, json_t *json, bool first
         const char *text = sft__column_text(r, json, SFT__WORDS, "");
         sft__document(r, row, text, strlen(text));
     } else {
-        full = sft__formats[f].read(r, json);
-        row->kind = full ? SFT__SAMPLE : SFT__EMPTY;
-        if (!r->error && full) sft__conversation(r, row);
+        row->kind = sft__formats[f].read(r, json) ? SFT__SAMPLE : SFT__EMPTY;
+        if (!r->error && row->kind == SFT__SAMPLE) sft__conversation(r, row);
     }
 }
 
@@ -2613,22 +2607,20 @@ void sft_dataset_split(SftDataset *train, SftDataset *validation, double share, 
 }
 
 /* Packing, best fit decreasing: samples from long to short, each into the pack whose free space is the smallest that
-   holds it, the oldest among equals; a new pack when none does. The packs of one free space are a queue; a binary tree
-   over the sizes of free space says which queues are not empty: O(n log max_length), same packs as trl's "bfd". */
-static int64_t sft__next_leaf(const uint8_t *tree, int64_t leaves, int64_t at) { // the first that is set, 0: none
-    while (!tree[at]) { // up until a right neighbour is set, then down on its left side
-        while (at & 1) at /= 2;
-        if (!at) return 0;
-        for (at++; at < leaves && tree[at];) at = tree[2 * at] ? 2 * at : 2 * at + 1;
+   holds it, the oldest among equals; a new pack when none does. The packs of one free space are a queue; a bit for each
+   size of free space says whether its queue has any, 64 sizes at a glance. Same packs as trl's "bfd". */
+static int64_t sft__next_bit(const uint64_t *bits, int64_t n, int64_t at) { // the first from `at` on that is set, or n
+    for (; at < n; at = (at / 64 + 1) * 64) {
+        uint64_t rest = bits[at / 64] >> at % 64;
+        if (rest) return at + __builtin_ctzll(rest);
     }
-    return at;
+    return n;
 }
 
 static void sft__pack_bfd(SftDataset *d, int64_t room) {
     typedef struct { int64_t head, tail, longer; } Space; // queue of the packs with this space; samples that leave less
-    int64_t n = d->samples, leaves = 1, packs = 0;
-    while (leaves <= room) leaves *= 2;
-    uint8_t *tree = SFT_NEW(uint8_t, 2 * leaves);
+    int64_t n = d->samples, packs = 0;
+    uint64_t *some = SFT_NEW(uint64_t, room / 64 + 1); // bit s: there are packs with space s
     Space *space = SFT_NEW(Space, room + 2);
     int64_t *next = SFT_NEW(int64_t, 4 * n), *free_ = next + n, *sorted = next + 2 * n, *in = next + 3 * n;
     for (int64_t i = 0; i < n; i++) space[room - d->sample[i].n + 1].longer++; // counting sort, longest first, stable
@@ -2636,23 +2628,23 @@ static void sft__pack_bfd(SftDataset *d, int64_t room) {
     for (int64_t i = 0; i < n; i++) sorted[space[room - d->sample[i].n].longer++] = i;
     d->pack = SFT_NEW(int64_t, n + 1);
     for (int64_t k = 0; k < n; k++) {
-        int64_t size = d->sample[sorted[k]].n, at = sft__next_leaf(tree, leaves, leaves + size), p = packs;
-        Space *q = &space[at ? at - leaves : 0];
-        if (at) p = q->head, q->head = next[p];
-        else free_[packs++] = room;
-        if (at && p == q->tail) // the queue is empty now
-            for (tree[at] = 0; at > 1 && !tree[at] && !tree[at ^ 1]; at /= 2) tree[at / 2] = 0;
-        free_[p] -= size, in[sorted[k]] = p, d->pack[p + 1]++;
-        q = &space[free_[p]], at = leaves + free_[p];
-        if (tree[at]) next[q->tail] = p;
-        else q->head = p;
-        for (q->tail = p; at && !tree[at]; at /= 2) tree[at] = 1;
+        int64_t size = d->sample[sorted[k]].n, s = sft__next_bit(some, room + 1, size), p = packs;
+        if (s <= room) { // the oldest pack of that space
+            p = space[s].head, space[s].head = next[p];
+            if (p == space[s].tail) some[s / 64] &= ~(1ull << s % 64);
+        } else {
+            free_[packs++] = room;
+        }
+        s = free_[p] -= size, in[sorted[k]] = p, d->pack[p + 1]++;
+        if (some[s / 64] >> s % 64 & 1) next[space[s].tail] = p;
+        else space[s].head = p;
+        space[s].tail = p, some[s / 64] |= 1ull << s % 64;
     }
     for (int64_t p = 0; p < packs; p++) d->pack[p + 1] += d->pack[p];
     memcpy(next, d->pack, (size_t)packs * sizeof *next); // where each pack's next sample goes
     for (int64_t k = 0; k < n; k++) d->order[next[in[sorted[k]]]++] = sorted[k];
     d->packs = packs;
-    free(tree), free(space), free(next);
+    free(some), free(space), free(next);
 }
 
 // Packing, wrapped: the samples one after another, cut every `room` tokens; the last pack is what is left. The second
@@ -2682,6 +2674,16 @@ static void sft__shuffle(int64_t *list, int64_t n, uint64_t seed, uint64_t epoch
     }
 }
 
+static SftSample sft__pack_sum(const SftDataset *d, int64_t pack) { // its tokens and its targets
+    SftSample sum = {0};
+    for (int64_t k = d->pack[pack]; k < d->pack[pack + 1]; k++) {
+        const SftSample *s = &d->document[d->order[k]];
+        sum.n += s->n, sum.trained += s->trained;
+    }
+    return sum;
+}
+int64_t sft_pack_targets(const SftDataset *d, int64_t pack) { return sft__pack_sum(d, pack).trained; }
+
 void sft_dataset_pack(SftDataset *d, const SftConfig *config) {
     int64_t room = SFT_MAX(2, SFT_MIN(config->max_length, d->report.tokens)), n = d->samples;
     d->document = d->sample, d->documents = n;
@@ -2699,11 +2701,7 @@ void sft_dataset_pack(SftDataset *d, const SftConfig *config) {
         for (int64_t i = 0; i <= n; i++) d->pack[i] = i;
     }
     d->longest = 0;
-    for (int64_t p = 0; p < d->packs; p++) {
-        int64_t tokens = 0;
-        for (int64_t k = d->pack[p]; k < d->pack[p + 1]; k++) tokens += d->document[d->order[k]].n;
-        d->longest = SFT_MAX(d->longest, tokens);
-    }
+    for (int64_t p = 0; p < d->packs; p++) d->longest = SFT_MAX(d->longest, sft__pack_sum(d, p).n);
     sft__count(d);
 }
 
@@ -2735,29 +2733,18 @@ void sft_batch_room(SftBatch *b, int64_t tokens) {
     b->cap = tokens;
 }
 
-// Tokens of a pack.
-static int64_t sft__tokens_of(const SftDataset *d, int64_t pack) {
-    int64_t n = 0;
-    for (int64_t k = d->pack[pack]; k < d->pack[pack + 1]; k++) n += d->document[d->order[k]].n;
-    return n;
-}
-
-int64_t sft_pack_targets(const SftDataset *d, int64_t pack) {
-    int64_t n = 0;
-    for (int64_t k = d->pack[pack]; k < d->pack[pack + 1]; k++) n += d->document[d->order[k]].trained;
-    return n;
-}
-
 void sft_largest_batch(int64_t *tokens, int64_t *targets, const SftDataset *d, int64_t rows, int64_t per_step,
                        int64_t steps, uint64_t seed, bool shuffle) {
-    int64_t *order = SFT_NEW(int64_t, d->packs), n = 0, trained = 0;
+    int64_t *order = SFT_NEW(int64_t, d->packs);
+    SftSample batch = {0}; // its sums
     for (int64_t epoch = 0; steps > 0 && d->packs; epoch++) {
         sft_epoch_order(order, d, seed, epoch, shuffle);
         for (int64_t first = 0; first < d->packs && steps > 0; first += per_step, steps--)
             for (int64_t at = first; at < SFT_MIN(first + per_step, d->packs); at++) {
-                if ((at - first) % rows == 0) n = trained = 0;
-                n += sft__tokens_of(d, order[at]), trained += sft_pack_targets(d, order[at]);
-                *tokens = SFT_MAX(*tokens, n), *targets = SFT_MAX(*targets, trained);
+                SftSample pack = sft__pack_sum(d, order[at]);
+                if ((at - first) % rows == 0) batch = (SftSample){0};
+                batch.n += pack.n, batch.trained += pack.trained;
+                *tokens = SFT_MAX(*tokens, batch.n), *targets = SFT_MAX(*targets, batch.trained);
             }
         if (!shuffle) break; // every epoch is this one
     }
@@ -2766,7 +2753,7 @@ void sft_largest_batch(int64_t *tokens, int64_t *targets, const SftDataset *d, i
 
 void sft_batch_fill(SftBatch *b, const SftDataset *d, const int64_t *packs, int64_t n) {
     int64_t need = 0;
-    for (int64_t i = 0; i < n; i++) need += sft__tokens_of(d, packs[i]);
+    for (int64_t i = 0; i < n; i++) need += sft__pack_sum(d, packs[i]).n;
     sft_batch_room(b, need);
     b->n = b->documents = b->trained = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -6646,11 +6633,7 @@ void sft_record_event(SftRecord *r, json_t *line) {
     if (!text) sft_die(SFT_BROKEN, "a line of %s cannot be written as JSON", r->path);
     size_t n = strlen(text);
     text[n++] = '\n'; // in the place of the final '\0'
-    for (size_t at = 0; at < n;) {
-        ssize_t wrote = write(r->file, text + at, n - at);
-        if (wrote < 0 && errno != EINTR) sft_die(SFT_BROKEN, "cannot write %s: %s", r->path, strerror(errno));
-        at += wrote > 0 ? (size_t)wrote : 0;
-    }
+    if (!sft__write(r->file, text, n)) sft_die(SFT_BROKEN, "cannot write %s: %s", r->path, strerror(errno));
     free(text);
 }
 
