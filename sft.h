@@ -1453,6 +1453,8 @@ typedef struct { // what is being read
     SftConfig *config;
     uint8_t given[SFT_COUNT(sft__option)]; // 0: default, 1: by a file, 2: by the command line
     uint8_t pass;                          // 1 or 2
+    json_t *line;          // the options of the command line, each an object of one key
+    bool own;              // which names its own model or data
     const char *file, *text;               // NULL on the command line
     size_t skip;           // bytes of a path that are not in this file: a DeepSpeed file has no "deepspeed."
     char where[512];       // where the present key stands
@@ -1477,19 +1479,22 @@ static const SftOption *sft__option_find(const char *key) {
     return NULL;
 }
 
-// The row of sft__other that has the path; *option: what it is another name of, NULL if of nothing.
-static const SftOther *sft__option_other(const char *path, const SftOption **option) {
-    *option = NULL;
-    for (const SftOther *o = sft__other; o < sft__other + SFT_COUNT(sft__other); o++) {
-        size_t n = strlen(o->prefix), m = strlen(path) - SFT_MIN(n, strlen(path));
+// The option that `path` means, by its own name or another, NULL if none; *other: the row of sft__other that has it.
+static const SftOption *sft__option_meant(const char *path, const SftOther **other) {
+    const SftOption *option = sft__option_find(path);
+    *other = NULL;
+    for (const SftOther *o = sft__other; !option && o < sft__other + SFT_COUNT(sft__other); o++) {
+        size_t n = strlen(o->prefix);
         const char *name = strncmp(path, o->prefix, n) ? NULL : sft__option_among(o->names, path + n);
         char key[64];
-        if (name && name[m] == '=')
-            snprintf(key, sizeof key, "%.*s", (int)strcspn(name + m + 1, "|"), name + m + 1);
-        if (name && name[m] == '=') *option = sft__option_find(key);
-        if (name) return o;
+        if (!name) continue;
+        *other = o;
+        name += strlen(path + n);
+        if (*name != '=') return NULL;
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(name + 1, "|"), name + 1);
+        return sft__option_find(key);
     }
-    return NULL;
+    return option;
 }
 
 /* Keeps in best[64] the word of "a|b|c" with the fewest letters to insert, delete or change to get it from
@@ -1590,9 +1595,9 @@ SFT_NORETURN static void sft__option_wrong(const char *where, int kind, const js
     sft_die(SFT_BAD_INPUT, "%s must be %s, got %s%s", where, expected, got, hint);
 }
 
-// Puts a checked value in its place (`base`: an SftConfig; any place for an option with offset 0).
-static void sft__option_set(void *base, const SftOption *o, const json_t *v, const char *where) {
-    void *at = (char *)base + o->offset;
+// Checks a value and puts it in its place.
+static void sft__option_set(SftConfig *c, const SftOption *o, const json_t *v, const char *where) {
+    void *at = (char *)c + o->offset;
     char expected[640];
     double x = json_number_value(v);
     bool whole = o->kind == SFT__INT, json = o->kind == SFT__JSON;
@@ -1609,14 +1614,10 @@ static void sft__option_set(void *base, const SftOption *o, const json_t *v, con
         if (!json_is_boolean(v)) sft__option_wrong(where, o->kind, v, "true or false");
         *(bool *)at = json_is_true(v);
     } else {
-        const char *words = o->words ? o->words : "";
-        snprintf(expected, sizeof expected, "%s%s",
-                 json       ? "of type "
-                 : o->words ? "one of "
-                            : "a string",
-                 words);
-        bool fits = json ? sft__option_among(words, sft__json_type(v)) != NULL
-                         : s && (!o->words || sft__option_among(words, s));
+        const char *said = json ? "of type " : o->words ? "one of " : "a string";
+        snprintf(expected, sizeof expected, "%s%s", said, o->words ? o->words : "");
+        bool fits = json ? sft__option_among(o->words, sft__json_type(v)) != NULL
+                         : s && (!o->words || sft__option_among(o->words, s));
         if (!unset && !fits) sft__option_wrong(where, o->kind, v, expected);
         if (json) json_decref(*(json_t **)at), *(json_t **)at = unset ? NULL : json_incref((json_t *)v);
         else free(*(char **)at), *(char **)at = unset ? NULL : strdup(s);
@@ -1695,9 +1696,8 @@ static void sft__config_key(SftParse *p, const char *prefix, const char *key, co
     char path[512], text[80];
     snprintf(path, sizeof path, "%s%.200s", prefix, key);
     const char *where = sft__option_where(p, path), *inner;
-    const SftOption *o, *own = *prefix ? NULL : sft__option_find(key);
-    const SftOther *other = sft__option_other(path, &o);
-    if (own) o = own;
+    const SftOther *other;
+    const SftOption *o = sft__option_meant(path, &other);
     if (o && !*prefix) {
         uint8_t *given = &p->given[o - sft__option];
         if (p->pass == 1 && *given)
@@ -1797,16 +1797,15 @@ static json_t *sft__config_value(const SftOption *o, const char *text, const cha
     return v;
 }
 
-// The option argv[i]; returns the index of its last word. Sets nothing unless `set`.
-static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool set) {
+// Appends the option argv[i] to p->line; returns the index of its last word.
+static int sft__config_argument(SftParse *p, int argc, char **argv, int i) {
     char shown[256], *key = shown + 2;
     const char *a = argv[i], *equals = strchr(a, '='), *value = equals ? equals + 1 : NULL;
     const char *next = i + 1 < argc && strncmp(argv[i + 1], "--", 2) ? argv[i + 1] : NULL;
     snprintf(shown, sizeof shown, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) : strlen(a), 200), a);
     for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
-    const SftOption *o, *own = sft__option_find(key);
-    const SftOther *other = sft__option_other(key, &o);
-    if (own) o = own;
+    const SftOther *other;
+    const SftOption *o = sft__option_meant(key, &other);
     if (!o && !other) sft__option_unknown(shown, "", key);
     bool json = o && o->kind == SFT__JSON;
     bool flag =
@@ -1815,30 +1814,24 @@ static int sft__config_argument(SftParse *p, int argc, char **argv, int i, bool 
     if (!value && next && (words || *next == '{' || sft__option_among("true|false|null", next)))
         value = next, i++;
     if (!value && !flag) sft_die(SFT_BAD_INPUT, "%s needs a value: %s", shown, o->help);
-    if (set) {
-        json_t *v = value ? sft__config_value(o, value, shown) : json_true();
-        sft__config_key(p, "", key, v);
-        json_decref(v);
-    }
+    json_t *v = value ? sft__config_value(o, value, shown) : json_true();
+    json_array_append_new(p->line, json_pack("{s:o}", key, v));
+    p->own |= o && sft__option_among("model_name_or_path|train_file", o->name);
     return i;
 }
 
-// Goes through the arguments twice: first for what is not an option, then (set) for the options, after the
-// run file.
-static void sft__config_arguments(SftParse *p, int argc, char **argv, int first, bool set) {
+// Options are kept for after the run file; what is no option is that file, or an argument.
+static void sft__config_arguments(SftParse *p, int argc, char **argv, int first) {
     SftConfig *c = p->config;
+    p->line = json_array();
     bool options = true; // until "--": the rest are arguments, whatever they look like
     for (int i = first; i < argc; i++) {
         const char *a = argv[i];
-        if (options && !strcmp(a, "--")) {
-            options = false;
-        } else if (options && !strncmp(a, "--", 2)) {
-            i = sft__config_argument(p, argc, argv, i, set);
-        } else if (!set) {
-            bool file = !strcmp(sft__ending(a), ".json") || (sft_exists(a) && !sft_is_folder(a));
-            if (file && options && !c->file_name && !c->nargs) c->file_name = strdup(a);
-            else SFT_PUSH(c->args, c->nargs, strdup(a));
-        }
+        bool file = !strcmp(sft__ending(a), ".json") || (sft_exists(a) && !sft_is_folder(a));
+        if (options && !strcmp(a, "--")) options = false;
+        else if (options && !strncmp(a, "--", 2)) i = sft__config_argument(p, argc, argv, i);
+        else if (options && file && !c->file_name && !c->nargs) c->file_name = strdup(a);
+        else SFT_PUSH(c->args, c->nargs, strdup(a));
     }
 }
 
@@ -1941,29 +1934,28 @@ SftConfig sft_config(int argc, char **argv) {
         json_decref(standard);
     }
     if (!strcmp(c.command, "help")) return c;
-    sft__config_arguments(&p, argc, argv, first, false);
+    sft__config_arguments(&p, argc, argv, first);
     if (c.nargs > sft__command[row].most)
         sft_die(SFT_BAD_INPUT, "%s does not take the argument \"%.200s\", nor is there such a file",
                 c.command, c.args[sft__command[row].most]);
 
-    json_t *v, *json = NULL;
+    p.own |= c.nargs || sft__option_among("generate|chat|tokenize|export", c.command);
     const char *key;
-    bool own =
-        c.nargs || sft__option_among("generate|chat|tokenize|export", c.command); // names its model itself
-    for (int i = first; i < argc && !own; i++)
-        own = !strncmp(argv[i], "--model", 7) || !strncmp(argv[i], "--train_file", 12);
+    json_t *v, *json = NULL, *option;
+    size_t i;
     if (c.file_name) json = sft__config_load(c.file_name, &text);
-    else if (!own) json = sft__config_embedded(&c, argv[0], &text);
+    else if (!p.own) json = sft__config_embedded(&c, argv[0], &text);
     p.file = c.file_name, p.text = text;
     json_object_foreach(json, key, v) sft__config_key(&p, "", key, v);
     p.pass = 2, p.file = p.text = NULL;
-    sft__config_arguments(&p, argc, argv, first, true);
+    json_array_foreach(p.line, i, option)
+        json_object_foreach(option, key, v) sft__config_key(&p, "", key, v);
     if (c.nargs && strcmp(c.command, "export"))
         free(c.model_name_or_path), c.model_name_or_path = strdup(c.args[0]);
     if (p.given[sft__option_find("deepspeed") - sft__option] == 1) p.file = c.file_name, p.text = text;
     if (c.deepspeed) sft__config_deepspeed(&p);
     sft__config_check(&c);
-    json_decref(json);
+    json_decref(json), json_decref(p.line);
     free(text);
     return c;
 }
