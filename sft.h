@@ -1479,22 +1479,20 @@ static const SftOption *sft__option_find(const char *key) {
     return NULL;
 }
 
-// The option that `path` means, by its own name or another, NULL if none; *other: the row of sft__other that has it.
-static const SftOption *sft__option_meant(const char *path, const SftOther **other) {
-    const SftOption *option = sft__option_find(path);
+// The option that a key means, by its own name or another, NULL if none; *other: the row of sft__other that has it.
+static const SftOption *sft__option_meant(const char *prefix, const char *key, const SftOther **other) {
+    const SftOption *own = *prefix ? NULL : sft__option_find(key);
     *other = NULL;
-    for (const SftOther *o = sft__other; !option && o < sft__other + SFT_COUNT(sft__other); o++) {
-        size_t n = strlen(o->prefix);
-        const char *name = strncmp(path, o->prefix, n) ? NULL : sft__option_among(o->names, path + n);
-        char key[64];
+    for (const SftOther *o = sft__other; !own && o < sft__other + SFT_COUNT(sft__other); o++) {
+        const char *name = strcmp(prefix, o->prefix) ? NULL : sft__option_among(o->names, key);
+        char option[64];
         if (!name) continue;
         *other = o;
-        name += strlen(path + n);
-        if (*name != '=') return NULL;
-        snprintf(key, sizeof key, "%.*s", (int)strcspn(name + 1, "|"), name + 1);
-        return sft__option_find(key);
+        name += strlen(key);
+        snprintf(option, sizeof option, "%.*s", (int)strcspn(name, "|"), name); // "=OPTION", or nothing
+        return *option ? sft__option_find(option + 1) : NULL;
     }
-    return option;
+    return own;
 }
 
 /* Keeps in best[64] the word of "a|b|c" with the fewest letters to insert, delete or change to get it from
@@ -1697,7 +1695,7 @@ static void sft__config_key(SftParse *p, const char *prefix, const char *key, co
     snprintf(path, sizeof path, "%s%.200s", prefix, key);
     const char *where = sft__option_where(p, path), *inner;
     const SftOther *other;
-    const SftOption *o = sft__option_meant(path, &other);
+    const SftOption *o = sft__option_meant(prefix, key, &other);
     if (o && !*prefix) {
         uint8_t *given = &p->given[o - sft__option];
         if (p->pass == 1 && *given)
@@ -1805,7 +1803,7 @@ static int sft__config_argument(SftParse *p, int argc, char **argv, int i) {
     snprintf(shown, sizeof shown, "%.*s", (int)SFT_MIN(equals ? (size_t)(equals - a) : strlen(a), 200), a);
     for (char *k = key; *k; k++) *k = *k == '-' ? '_' : *k;
     const SftOther *other;
-    const SftOption *o = sft__option_meant(key, &other);
+    const SftOption *o = sft__option_meant("", key, &other);
     if (!o && !other) sft__option_unknown(shown, "", key);
     bool json = o && o->kind == SFT__JSON;
     bool flag =

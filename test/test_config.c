@@ -232,6 +232,7 @@ static void errors_say_where(void **state) {
          "run.json, line 2, column 2: learning_rat is not an option; the nearest is learning_rate"},
         {"{\"gradient_acumulation_step\": 1}", "the nearest is gradient_accumulation_steps"},
         {"{\"qqqqqqqq\": 1}", "see train_gpt2 help"},
+        {"{\"deepspeed.train_batch_size\": 8}", "deepspeed.train_batch_size is not an option"}, // that is no section
         {"{\n\n   \"learning_rate\": \"2e-5\"}", "line 3, column 4: learning_rate must be a number from 0 to "
                                                  "10, got \"2e-5\"; write it without quotes"},
         {"{\"learning_rate\": \"auto\"}", "only DeepSpeed's JSON has \"auto\""},
@@ -289,12 +290,11 @@ static void other_names_do_what_their_row_says(void **state) {
     for (int i = 0; i < SFT_COUNT(sft__other); i++) {
         const SftOther *row = &sft__other[i];
         for (const char *w = row->names, *end; *w; w = end + (*end == '|')) {
-            char json[300], value[64] = "\"nonsense\"", key[64], path[128];
+            char json[300], value[64] = "\"nonsense\"", key[64];
             const SftOther *found;
             end = w + strcspn(w, "|");
             snprintf(key, sizeof key, "%.*s", (int)strcspn(w, "|="), w);
-            snprintf(path, sizeof path, "%s%s", row->prefix, key);
-            const SftOption *o = sft__option_meant(path, &found);
+            const SftOption *o = sft__option_meant(row->prefix, key, &found);
             assert_ptr_equal(found, row); // no row, and no option, hides another one's name
             assert_int_equal(o != NULL, w[strlen(key)] == '=');
             if (*row->prefix) continue;
