@@ -3817,9 +3817,9 @@ SFT__INLINE void sft__round(SftTensor t, int64_t at, const float *x, int64_t n) 
    The register tile: MR x NR sums live in vector registers while k runs; per k it reads MR + NR numbers and does MR *
    NR multiply-adds. It reads them from packed strips, MR rows of a (NR of b) side by side: strip[k][row], so that every
    load is the next one in memory, whatever the strides and the type of the operand were.
-   The block: strips of up to SFT__ROW_BLOCK rows of a and SFT__COL_BLOCK of b, SFT__DEPTH deep, are packed once by all
-   threads together, then threads take squares of SFT__SQUARE x SFT__SQUARE outputs from a common heap. Each strip is
-   reused from the cache.
+   The block: up to SFT__ROW_BLOCK rows of a, SFT__DEPTH deep, are packed into strips by all threads together; then each
+   thread takes one strip of b after another from a common heap, packs it, and multiplies it with every strip of a. So b
+   is packed once where a has no more rows than a block; its strip stays in L1 or L2, those of a come from L2 or beyond.
    The epilogue: what follows the sum (bias, activation, residual, rounding) happens to a tile while it is in L1.
    An output's sum is always taken in the same order: within SFT__DEPTH in order, then depth after depth. */
 #if defined(__AVX512F__)
@@ -5266,11 +5266,12 @@ SFT_PRINTF(4, 5) static void sft__plan_part(SftModel *m, int mem, size_t from, c
     va_end(args);
 }
 
-/* Rows of a chunk of the loss: its logits hold about 64 MB, in multiples of 16 rows. Small enough that the logits of
-   a long batch are never whole in memory, large enough that reading the head again for each chunk costs little. It
-   depends on the model alone, and with it the order in which the head's gradient is summed. */
+/* Rows of a chunk of the loss: its logits hold about 256 MB, in multiples of 16 rows. Small enough that the logits of a
+   long batch are never whole in memory; large enough that for each chunk to read the head and to add to its gradient
+   anew, 16 bytes a number of it in fp32, costs little beside the 6 operations a row: 1000 rows do 375 a byte. It depends
+   on the model alone, and with it the order in which the head's gradient is summed. */
 static int64_t sft__chunk_rows(const SftModel *m) {
-    int64_t rows = (64 << 20) / (m->arch.V * (int64_t)sft_type_size(m->type)) / 16 * 16;
+    int64_t rows = (256 << 20) / (m->arch.V * (int64_t)sft_type_size(m->type)) / 16 * 16;
     return SFT_MAX(SFT_MIN(SFT_MAX(rows, 16), m->targets), 1);
 }
 
