@@ -5266,10 +5266,10 @@ SFT_PRINTF(4, 5) static void sft__plan_part(SftModel *m, int mem, size_t from, c
     va_end(args);
 }
 
-/* Rows of a chunk of the loss: its logits hold about 256 MB, in multiples of 16 rows. Small enough that the logits of a
-   long batch are never whole in memory; large enough that for each chunk to read the head and to add to its gradient
-   anew, 16 bytes a number of it in fp32, costs little beside the 6 operations a row: 1000 rows do 375 a byte. It depends
-   on the model alone, and with it the order in which the head's gradient is summed. */
+/* Rows of a chunk of the loss: its logits hold about 256 MB, in multiples of 16 rows. Small enough that the logits of
+   a long batch are never whole in memory; large enough that for each chunk to read the head and to add to its gradient
+   anew (16 bytes a number of it in fp32, beside 6 operations for each row) costs little: 1000 rows do 375 a byte. It
+   depends on the model alone, and with it the order in which the head's gradient is summed. */
 static int64_t sft__chunk_rows(const SftModel *m) {
     int64_t rows = (256 << 20) / (m->arch.V * (int64_t)sft_type_size(m->type)) / 16 * 16;
     return SFT_MAX(SFT_MIN(SFT_MAX(rows, 16), m->targets), 1);
