@@ -112,7 +112,7 @@ typedef struct { FILE *in; const char *name; char *text, where[4200]; size_t n, 
 
 static Input open_input(const char *path) {
     Input in = {.in = path ? fopen(path, "rb") : stdin, .name = path ? path : "standard input"};
-    if (!in.in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", path, strerror(errno));
+    if (!in.in) sft_die(SFT_BAD_INPUT, "cannot open %s: %s", in.name, strerror(errno));
     return in;
 }
 
