@@ -188,7 +188,7 @@ char *sft_read_file(const char *path, size_t *bytes);         // all of it and a
 void sft_write_file(const char *path, const void *data, size_t bytes); // to a temporary name, fsync, rename
 const char *sft_map(const char *path, size_t *bytes);         // memory-mapped; an empty file gives "" and 0
 void sft_unmap(const char *data, size_t bytes);
-struct json_t *sft_json_file(const char *path);               // duplicate keys refused; errors with line and column
+struct json_t *sft_json_file(const char *path); // object or list, no key twice; errors with line and column
 const char *sft_path(char out[4096], const char *folder, const char *name); // folder/name, in `out`
 
 /* ================================================================================================================
@@ -1323,13 +1323,28 @@ void sft_write_file(const char *path, const void *data, size_t bytes) {
     free(temporary);
 }
 
+// What Python and JavaScript would accept gets a better word than "unexpected token".
+static const char *sft__json_hint(const char *text, size_t n, const json_error_t *e) {
+    size_t at = SFT_MIN((size_t)SFT_MAX(e->position, 0), n);
+    for (; at && !strchr("]}", text[at - 1]); at--) {}
+    for (at -= at > 0; at && strchr(" \t\r\n", text[at - 1]); at--) {} // now after what the bracket closes
+    const char *why = e->text;
+    if (strstr(why, "'True'") || strstr(why, "'False'") || strstr(why, "'None'"))
+        return ": JSON writes true, false and null";
+    if (strstr(why, "near '''")) return ": JSON strings stand in double quotes";
+    if (strstr(why, "near '#'") || strstr(why, "near '/'")) return ": JSON has no comments";
+    return at && text[at - 1] == ',' ? ": a trailing comma" : "";
+}
+
 json_t *sft_json_file(const char *path) {
     size_t n;
     const char *text = sft_map(path, &n);
-    json_error_t error;
-    json_t *json = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    size_t bom = n >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; // a byte order mark
+    json_error_t e;
+    json_t *json = json_loadb(text + bom, n - bom, JSON_REJECT_DUPLICATES, &e);
+    const char *hint = json ? "" : sft__json_hint(text + bom, n - bom, &e);
     sft_unmap(text, n);
-    if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s", path, error.line, error.column, error.text);
+    if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, e.text, hint);
     return json;
 }
 
@@ -1728,24 +1743,11 @@ static void sft__config_key(SftParse *p, const char *prefix, const char *key, co
     }
 }
 
-// A JSON file that people wrote: what Python and JavaScript would accept gets a better word than "unexpected
-// token".
-static json_t *sft__config_load(const char *path, char **text) {
-    size_t n, at;
-    json_error_t e;
-    *text = sft_read_file(path, &n);
-    size_t bom = n >= 3 && !memcmp(*text, "\xef\xbb\xbf", 3) ? 3 : 0;
-    json_t *json = json_loadb(*text + bom, n - bom, JSON_REJECT_DUPLICATES, &e);
-    if (json && json_is_object(json)) return json;
-    if (json) sft_die(SFT_BAD_INPUT, "%s must be a JSON object: {\"key\": value, ...}", path);
-    for (at = SFT_MIN(bom + (size_t)SFT_MAX(e.position, 0), n); at && !strchr("]}", (*text)[at - 1]); at--) {}
-    for (at -= at > 0; at && strchr(" \t\r\n", (*text)[at - 1]); at--) {} // now after what the bracket closes
-    const char *t = e.text, *hint = at && (*text)[at - 1] == ',' ? ": a trailing comma" : "";
-    if (strstr(t, "'True'") || strstr(t, "'False'") || strstr(t, "'None'"))
-        hint = ": JSON writes true, false and null";
-    else if (strstr(t, "near '''")) hint = ": JSON strings stand in double quotes";
-    else if (strstr(t, "near '#'") || strstr(t, "near '/'")) hint = ": JSON has no comments";
-    sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, t, hint);
+static json_t *sft__config_load(const char *path, char **text) { // the text, too: it has the places of keys
+    json_t *json = sft_json_file(path);
+    if (!json_is_object(json)) sft_die(SFT_BAD_INPUT, "%s must be a JSON object: {\"key\": value, ...}", path);
+    *text = sft_read_file(path, NULL);
+    return json;
 }
 
 // What of DeepSpeed's configuration applies to one process.
@@ -1838,24 +1840,19 @@ static void sft__config_arguments(SftParse *p, int argc, char **argv, int first)
 static json_t *sft__config_embedded(SftConfig *c, const char *program, char **text) {
     static const char name[] = "data/quickstart.json";
     static const char *const paths[] = {"model_name_or_path", "train_file", "validation_file"};
-    char *folder = strdup(program);
-    folder[strrchr(folder, '/') ? strrchr(folder, '/') + 1 - folder : 0] = 0;
-    bool here = sft_exists(name);
-    c->file_name = sft_format("%s%s", here ? "" : folder, name);
+    const char *slash = strrchr(program, '/');
+    int n = slash && !sft_exists(name) ? (int)(slash + 1 - program) : 0; // bytes of the program's folder; 0: it is here
+    c->file_name = sft_format("%.*s%s", n, program, name);
     c->quickstart = true;
     if (!sft_exists(c->file_name))
         sft_die(SFT_BAD_INPUT, "no run file was given, and %s is neither here nor beside the program; "
                 "see train_gpt2 help", name);
     sft_note("no run file was given: this is %s", c->file_name);
     json_t *json = sft__config_load(c->file_name, text);
-    for (int i = 0; i < SFT_COUNT(paths) && !here; i++) {
+    for (int i = 0; i < SFT_COUNT(paths) && n; i++) {
         const char *path = json_string_value(json_object_get(json, paths[i]));
-        if (!path || *path == '/') continue;
-        char *moved = sft_format("%s%s", folder, path);
-        json_object_set_new(json, paths[i], json_string(moved));
-        free(moved);
+        if (path && *path != '/') json_object_set_new(json, paths[i], json_sprintf("%.*s%s", n, program, path));
     }
-    free(folder);
     return json;
 }
 

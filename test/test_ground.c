@@ -119,6 +119,8 @@ static void files_are_replaced_whole(void **state) {
     free(text);
     sft_write_file(path, "{\"a\": 1,\n \"a\": 2}", 17);
     EXPECT_ERROR(sft_json_file(path), "line 2");
+    sft_write_file(path, "\xef\xbb\xbf{\"a\": [1, ]}", 15); // the mark is no part of the text
+    EXPECT_ERROR(sft_json_file(path), "line 1, column 11: unexpected token near ']': a trailing comma");
     EXPECT_ERROR(sft_read_file("/nowhere/at/all", NULL), "/nowhere/at/all");
     unlink(path);
 }
