@@ -370,7 +370,7 @@ typedef struct {                                         // what became of the r
     int64_t rows;                                        // rows of the files that were looked at
     int64_t bad, dropped_empty, dropped_no_answer, dropped_too_long; // malformed; no text; nothing trained; too long
     int64_t truncated, cut;                              // conversations cut short; documents of text cut into pieces
-    int64_t samples, packs, tokens, trained_tokens;
+    int64_t tokens, trained_tokens;
 } SftDataReport;
 typedef struct {
     SftTokens tokens;
@@ -2538,10 +2538,10 @@ static void sft__read_path(SftDataset *d, const SftReader *r, const char *path, 
     if (*which == before) sft_die(SFT_BAD_INPUT, "the folder %s holds no .json, .jsonl or .txt file", path);
 }
 
-static void sft__count(SftDataset *d) { // samples, packs and tokens of the report, as they stand
+static void sft__count(SftDataset *d) { // tokens of the report, as they stand
     SftDataReport *r = &d->report;
     const SftSample *s = d->packs ? d->document : d->sample, *end = s + (d->packs ? d->documents : d->samples);
-    r->samples = d->samples, r->packs = d->packs, r->tokens = r->trained_tokens = 0;
+    r->tokens = r->trained_tokens = 0;
     for (; s < end; s++) r->tokens += s->n, r->trained_tokens += s->trained;
 }
 
@@ -2793,10 +2793,10 @@ void sft_data_show(FILE *out, const SftDataset *d, const SftTokenizer *t, int sa
     fprintf(out, "rows      %" PRId64 " read", r->rows);
     for (int i = 0; i < SFT_COUNT(dropped); i++)
         if (dropped[i].n) fprintf(out, ", %" PRId64 " dropped: %s", dropped[i].n, dropped[i].why);
-    fprintf(out, "\nsamples   %" PRId64, r->samples);
+    fprintf(out, "\nsamples   %" PRId64, d->samples);
     if (r->truncated) fprintf(out, ", %" PRId64 " conversations cut short at max_length", r->truncated);
     if (r->cut) fprintf(out, ", %" PRId64 " documents cut into pieces", r->cut);
-    if (r->packs != r->samples) fprintf(out, ", in %" PRId64 " packs", r->packs);
+    if (d->packs != d->samples) fprintf(out, ", in %" PRId64 " packs", d->packs);
     fprintf(out, "; the longest row has %" PRId64 " tokens\n", d->longest);
     fprintf(out, "tokens    %" PRId64 ", %" PRId64 " of them trained (%.1f %%)\n", r->tokens, r->trained_tokens, share);
     fprintf(out, "steps     %" PRId64 " an epoch of %" PRId64 " rows each, %" PRId64 " in all\n", per_epoch,
@@ -2836,8 +2836,8 @@ json_t *sft_data_json(const SftDataset *d) {
         "malformed", (json_int_t)r->bad, "empty", (json_int_t)r->dropped_empty,
         "no_trained_token", (json_int_t)r->dropped_no_answer, "too_long", (json_int_t)r->dropped_too_long);
     return json_pack("{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I}",
-        "rows", (json_int_t)r->rows, "samples", (json_int_t)r->samples, "dropped", dropped,
-        "truncated", (json_int_t)r->truncated, "cut", (json_int_t)r->cut, "packs", (json_int_t)r->packs,
+        "rows", (json_int_t)r->rows, "samples", (json_int_t)d->samples, "dropped", dropped,
+        "truncated", (json_int_t)r->truncated, "cut", (json_int_t)r->cut, "packs", (json_int_t)d->packs,
         "tokens", (json_int_t)r->tokens, "trained_tokens", (json_int_t)r->trained_tokens,
         "steps_per_epoch", (json_int_t)steps);
 }
@@ -6516,7 +6516,7 @@ struct SftRecord {
     char path[4096];
     double opened, last;                                   // clock: at the beginning, after the last step
     double busy; // seconds from step to step, all that happens between included
-    int64_t steps, total, tokens, trained, skipped, clipped; // since the beginning
+    int64_t steps, tokens, trained, skipped, clipped; // since the beginning
     double window_loss, window_seconds, loss; // since the last printed line; the loss that was printed
     int64_t window_tokens, window_trained;
 };
@@ -6659,7 +6659,7 @@ void sft_record_step(SftRecord *r, const SftStepLine *s) {
     double now = sft_now();
     r->busy += r->steps ? now - r->last : s->seconds; // loading before the first step is none of its time
     r->last = now;
-    r->steps++, r->total = s->total, r->tokens += s->tokens, r->trained += s->trained_tokens;
+    r->steps++, r->tokens += s->tokens, r->trained += s->trained_tokens;
     r->skipped += s->update.skipped, r->clipped += s->update.clipped;
     if (good) r->window_loss += s->loss * (double)s->trained_tokens, r->window_trained += s->trained_tokens;
     r->window_tokens += s->tokens, r->window_seconds += s->seconds;
