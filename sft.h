@@ -1596,6 +1596,16 @@ static void sft__json_text(char out[80], const json_t *v, bool plain) {
     free(s);
 }
 
+// Dies when `object` (NULL is fine) is not an object or has a key that is not one of the words "a|b|c".
+static void sft__known_keys(const json_t *object, const char *where, const char *keys) {
+    if (object && !json_is_object(object)) sft_die(SFT_BAD_INPUT, "%s must be an object {\"key\": value}", where);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)object, key, value)
+        if (!sft__option_among(keys, key))
+            sft_die(SFT_BAD_INPUT, "%s: unknown key \"%s\"; known: %s", where, key, *keys ? keys : "none");
+}
+
 SFT_NORETURN static void sft__option_wrong(const char *where, int kind, const json_t *v,
                                            const char *expected) {
     char got[80];
@@ -2558,6 +2568,7 @@ SftDataset sft_dataset(const SftConfig *config, const SftTokenizer *t, const Sft
         const char *path = json_string_value(json_is_object(file) ? json_object_get(file, "path") : file);
         double w = weight ? json_number_value(weight) : 1;
         if (!path) sft_die(SFT_BAD_INPUT, "train_file, validation_file: expected a path, {path, weight} or a list");
+        if (json_is_object(file)) sft__known_keys(file, path, "path|weight");
         if ((weight && !json_is_number(weight)) || !(w > 0 && w <= 1000))
             sft_die(SFT_BAD_INPUT, "the weight of %s must be a number above 0, at most 1000", path);
         sft__read_path(&d, &reader, path, w, &which);
@@ -5526,16 +5537,6 @@ static int sft__json_word(const json_t *object, const char *where, const char *k
     for (const char *w = words; s && w; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL, index++)
         if (!strncmp(w, s, n) && (w[n] == '|' || !w[n])) return index;
     sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be one of %s, got %s", where, key, words, s ? s : "no string");
-}
-
-// Dies when `object` (NULL is fine) is not an object or has a key that is not one of the words "a|b|c".
-static void sft__known_keys(const json_t *object, const char *where, const char *keys) {
-    if (object && !json_is_object(object)) sft_die(SFT_BAD_INPUT, "%s must be an object {\"key\": value}", where);
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)object, key, value)
-        if (!sft__option_among(keys, key))
-            sft_die(SFT_BAD_INPUT, "%s: unknown key \"%s\"; known: %s", where, key, *keys ? keys : "none");
 }
 
 /* The loss scaler. fp16 knows nothing below 6e-8, so gradients are lifted by multiplying the loss. Too large

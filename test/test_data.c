@@ -275,6 +275,8 @@ static void files_weights_and_folders(void **state) {
     c = config_of(NULL);
     json_t *bad = json_pack("{s:s, s:f}", "path", path, "weight", -1.0);
     EXPECT_ERROR(sft_dataset(&c, tok, tpl, bad), "weight");
+    json_object_set_new(bad, "wieght", json_real(2)); // a misspelt weight would count as 1
+    EXPECT_ERROR(sft_dataset(&c, tok, tpl, bad), "unknown key \"wieght\"; known: path|weight");
     json_decref(bad), sft_config_free(&c);
 }
 
