@@ -167,9 +167,9 @@ static void go(Thread *from, Thread *to) {
 }
 
 // ---- who runs next
-static int nth_bit(unsigned mask, unsigned n) {
-    while (n--) mask &= mask - 1;
-    return __builtin_ctz(mask);
+static int random_bit(unsigned mask, uint64_t &random) { // of those that are set, the first from a random one on
+    const unsigned from = (unsigned)random_next(random) & 31;
+    return (int)((__builtin_ctz(mask >> from | mask << (-from & 31)) + from) & 31);
 }
 [[noreturn]] static void deadlock(const char *why) {
     Engine &e = *engine;
@@ -194,7 +194,7 @@ static Thread *pick(int warp) { // null: the block has ended
     for (;;) {
         if (unsigned ready = e.ready_warps) {
             int order = settings().order;
-            if (order == 2) warp = nth_bit(ready, random_next(e.random) % __builtin_popcount(ready));
+            if (order == 2) warp = random_bit(ready, e.random);
             else if (!(ready >> warp & 1)) {
                 unsigned after = order ? ready & ((1u << warp) - 1) : ready & ~((2u << warp) - 1);
                 if (!after) after = ready;
@@ -202,7 +202,7 @@ static Thread *pick(int warp) { // null: the block has ended
             }
             unsigned lanes = e.warps[warp].ready;
             int lane = order == 0 ? __builtin_ctz(lanes) : order == 1 ? 31 - __builtin_clz(lanes)
-                     : nth_bit(lanes, random_next(e.random) % __builtin_popcount(lanes));
+                     : random_bit(lanes, e.random);
             return &e.th[warp * 32 + lane];
         }
         if (!e.live) return nullptr;

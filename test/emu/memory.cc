@@ -157,6 +157,13 @@ void check_red_zones(const Kernel *k) {
     Open open;
     for (auto &a : allocated) check_red_zone(k, a.first, a.second);
 }
+// What is free up to the frontier is untouched memory again: protect() takes time by the pages below it.
+static void lower_frontier(std::map<size_t, size_t>::iterator last) {
+    const size_t from = (last->first + 4095) & ~(size_t)4095, to = (frontier + 4095) & ~(size_t)4095;
+    if (from < to) mprotect(arena + from, to - from, PROT_NONE);
+    frontier = last->first;
+    unused.erase(last);
+}
 static cudaError_t release(void *p) {
     std::lock_guard<std::recursive_mutex> l(lock);
     if (!p) return cudaSuccess;
@@ -172,12 +179,13 @@ static cudaError_t release(void *p) {
     budget_used -= need - GRAIN;
     allocated.erase(a);
     changes++;
-    auto next = unused.insert({at, need}).first, before = next; // joined with its neighbours
-    if (++next != unused.end() && at + need == next->first) before->second += next->second, unused.erase(next);
-    if (before != unused.begin()) {
-        auto b = std::prev(before);
-        if (b->first + b->second == at) b->second += before->second, unused.erase(before);
+    auto next = unused.insert({at, need}).first, piece = next; // joined with its neighbours
+    if (++next != unused.end() && at + need == next->first) piece->second += next->second, unused.erase(next);
+    if (piece != unused.begin()) {
+        auto before = std::prev(piece);
+        if (before->first + before->second == at) before->second += piece->second, unused.erase(piece), piece = before;
     }
+    if (piece->first + piece->second == frontier) lower_frontier(piece);
     return cudaSuccess;
 }
 } // namespace emu
@@ -368,7 +376,8 @@ cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     const Chip &c = chip();
     *p = cudaDeviceProp();
-    snprintf(p->name, sizeof p->name, "emulated %s", c.name);
+    const char *name = getenv("EMU_NAME");
+    snprintf(p->name, sizeof p->name, "%s%s", name ? "" : "emulated ", name ? name : c.name);
     p->totalGlobalMem = settings().memory, p->sharedMemPerBlock = 48 << 10, p->sharedMemPerMultiprocessor = c.shared_sm;
     p->sharedMemPerBlockOptin = c.shared_block, p->reservedSharedMemPerBlock = 1024, p->l2CacheSize = (int)c.l2;
     p->major = c.major, p->minor = c.minor, p->multiProcessorCount = environment("EMU_SMS", 4), p->warpSize = 32;
