@@ -24,11 +24,20 @@ void test_gpu_copy(void *to, const void *from, size_t bytes) { // to or from the
     cudaStream_t stream = (cudaStream_t)test_gpu_stream();
     CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream)), CUDA(cudaStreamSynchronize(stream));
 }
-int test_gpu_orders(void) { // in how many orders of threads a test should run: builds that watch every access, once
-#if defined(EMU) && !defined(__SANITIZE_ADDRESS__)
-    return emu_traces() ? 1 : 4;
-#else
+int test_gpu_emulated(void) {
+#ifdef EMU
     return 1;
+#else
+    return 0;
+#endif
+}
+int test_gpu_watched(void) { // does this build watch every access? It is slow, then
+#ifdef __SANITIZE_ADDRESS__
+    return 1;
+#elif defined(EMU)
+    return emu_traces();
+#else
+    return 0;
 #endif
 }
 int test_gpu_races(void) {
