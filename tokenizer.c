@@ -57,15 +57,12 @@ static void sft__add(Sft__Bytes *b, const char *text, size_t n) {
     b->n += n;
 }
 
+static void sft__adds(Sft__Bytes *b, const char *text) { sft__add(b, text, strlen(text)); }
+
 static inline void sft__reserve(SftIds *out, int64_t more) {
     if (out->n + more <= out->cap) return;
     out->cap = 2 * (out->n + more) + 64;
     out->ids = sft_realloc(out->ids, (size_t)out->cap * sizeof(int32_t));
-}
-
-static void sft__push(SftIds *out, int32_t id) {
-    sft__reserve(out, 1);
-    out->ids[out->n++] = id;
 }
 
 static inline size_t sft__length(char first) { // bytes of the character that begins so, in valid UTF-8
@@ -217,6 +214,7 @@ typedef enum {
     SFT__FUSE,  // all become one, with `text` between them
 } Sft__Kind;
 enum { SFT__ISOLATED, SFT__REMOVED, SFT__CONTIGUOUS, SFT__WITH_PREVIOUS, SFT__WITH_NEXT };
+enum { SFT__NFC = UTF8PROC_STABLE | UTF8PROC_COMPOSE }; // one of utf8proc's options
 enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS, SFT__AGAIN }; // AGAIN: even where it stands already
 typedef struct {
     Sft__Kind kind;
@@ -264,7 +262,6 @@ struct SftTokenizer {
     int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
     uint8_t *joined;           // see sft__join; NULL: words are never cut
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
-    uint8_t *unstable; // bit set of code points that NFC, ... may change; NULL: no such step
     Sft__Trie added[2]; // looked for in the text as it is, and in normalized text
     uint8_t *flags;     // by id: of added tokens (SFT__SPECIAL ...)
     pcre2_code *word_char; // for single_word
@@ -335,18 +332,20 @@ static pcre2_code *sft__compile(const SftTokenizer *t, const char *regex, size_t
 
 // Rewrites the escape at regex[at..]; class: it stands between [ and ]. Returns its length.
 static size_t sft__escape(const SftTokenizer *t, Sft__Bytes *out, const char *regex, size_t n, size_t at, bool class) {
-    static const struct { char c; const char *alone, *in_class; } sets[] = {
-        {'s', "[" SFT__WHITE "]", SFT__WHITE}, {'S', "[^" SFT__WHITE "]", "\\P{White_Space}"},
-        {'w', "[" SFT__WORDS "]", SFT__WORDS}, {'W', "[^" SFT__WORDS "]", NULL}};
     char c = at + 1 < n ? regex[at + 1] : 0;
-    for (int i = 0; i < SFT_COUNT(sets); i++) {
-        const char *set = class ? sets[i].in_class : sets[i].alone;
-        if (c != sets[i].c || !set) continue;
-        sft__add(out, set, strlen(set));
+    bool white = c == 's' || c == 'S', not = c == 'S' || c == 'W';
+    if (c == 'S' && class) { // a set cannot be taken out of a class, a property can (alone the set is faster)
+        sft__adds(out, "\\P{White_Space}");
+        return 2;
+    }
+    if (white || c == 'w' || (c == 'W' && !class)) {
+        sft__adds(out, class ? "" : not ? "[^" : "[");
+        sft__adds(out, white ? SFT__WHITE : SFT__WORDS);
+        sft__adds(out, class ? "" : "]");
         return 2;
     }
     if (c == 'u' && at + 6 <= n) {
-        sft__add(out, "\\x{", 3), sft__add(out, regex + at + 2, 4), sft__add(out, "}", 1);
+        sft__adds(out, "\\x{"), sft__add(out, regex + at + 2, 4), sft__adds(out, "}");
         return 6;
     }
     if (c == 'p' || c == 'P') { // names of one or two letters are general categories, longer ones scripts
@@ -395,8 +394,8 @@ static pcre2_code *sft__regex(const SftTokenizer *t, const char *regex, size_t n
 static pcre2_code *sft__literal(const SftTokenizer *t, const char *before, const char *text, const char *behind) {
     Sft__Bytes out = {0};
     char hex[16];
-    sft__add(&out, before, strlen(before));
-    if (!*text) sft__add(&out, "(?!)", 4);
+    sft__adds(&out, before);
+    if (!*text) sft__adds(&out, "(?!)");
     for (size_t i = 0; text[i];) sft__add(&out, hex, (size_t)snprintf(hex, sizeof hex, "\\x{%x}", sft__char(text, &i)));
     sft__add(&out, behind, strlen(behind) + 1);
     pcre2_code *code = sft__compile(t, out.p, out.n - 1);
@@ -614,7 +613,7 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch)
     int64_t before = out->n;
     int32_t whole = -1;
     if (t->ignore_merges && !stretch) whole = sft__words_find(t->byte_level ? &t->raw : &t->words, word, n);
-    if (whole >= 0) sft__push(out, whole);
+    if (whole >= 0) sft_ids_add(out, whole);
     else if (stretch || !t->joined) sft__merge(e, word, n);
     else sft__stretches(e, word, n);
     if (!entry || out->n - before > SFT__CACHED) return;
@@ -688,15 +687,20 @@ static void sft__rewrite(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
     }
 }
 
-// NFC and its kin change only text that has a character of t->unstable.
-static bool sft__stable(const SftTokenizer *t, const char *text, size_t n) {
+// Is it plain to see that normalization leaves the text as it is? ASCII is its own normal form, and for NFC so are these
+// ranges, which English and Chinese live in: nothing in them joins the character before it or comes apart for good.
+static bool sft__normal(const Sft__Step *step, const char *text, size_t n) {
+    static const uint32_t nfc[][2] = {{0x4e00, 0x9fff}, {0x3001, 0x3029}, {0xff01, 0xff5e},
+                                      {0x80, 0x2ff},    {0x2002, 0x20cf}, {0x1f300, 0x1faff}};
     for (size_t i = 0; i < n;) {
         if (!((uint8_t)text[i] & 0x80)) {
             i++;
             continue;
         }
         uint32_t c = sft__char(text, &i);
-        if (t->unstable[c / 8] >> c % 8 & 1) return false;
+        int k = step->mode == SFT__NFC ? 0 : SFT_COUNT(nfc);
+        while (k < SFT_COUNT(nfc) && (c < nfc[k][0] || c > nfc[k][1])) k++;
+        if (k == SFT_COUNT(nfc)) return false;
     }
     return true;
 }
@@ -705,7 +709,7 @@ static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const 
     for (int i = 0; i < t->normalizer.n && *n; i++) {
         const Sft__Step *step = &t->normalizer.step[i];
         Sft__Bytes *out = &s->normal[text == s->normal[0].p]; // the one that text is not in
-        if (step->kind == SFT__UNICODE && sft__stable(t, text, *n)) continue;
+        if (step->kind == SFT__UNICODE && sft__normal(step, text, *n)) continue;
         out->n = 0;
         sft__rewrite(step, out, s, text, *n, false);
         text = out->p, *n = out->n;
@@ -797,7 +801,7 @@ static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, b
         sft__pieces(e, 0, text, n, first);
         return;
     }
-    for (size_t i = 0; i < n;) {
+    for (size_t i = 0; trie->n > 1 && i < n;) {
         int32_t id = trie->begins[(uint8_t)text[i]] ? sft__added_at(trie, text + i, n - i, &length) : -1;
         size_t from = i, to = i + (id < 0 ? 1 : length), last = from;
         i = to;
@@ -810,7 +814,7 @@ static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, b
         if (flags & SFT__LSTRIP && from > done) from -= sft__white_right(text + done, from - done);
         if (flags & SFT__RSTRIP) to += sft__white_left(text + to, n - to);
         if (from > done) sft__added(e, level + 1, text + done, from - done, first && done == 0);
-        sft__push(e->out, id);
+        sft_ids_add(e->out, id);
         done = to;
     }
     if (done < n) sft__added(e, level + 1, text + done, n - done, first && done == 0);
@@ -819,10 +823,10 @@ static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, b
 void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, bool add_special) {
     Sft__Encoder e = {t, sft__borrow(t), out};
     sft__reserve(out, (int64_t)n / 3);
-    for (int64_t i = 0; add_special && i < t->prefix.n; i++) sft__push(out, t->prefix.ids[i]);
+    for (int64_t i = 0; add_special && i < t->prefix.n; i++) sft_ids_add(out, t->prefix.ids[i]);
     text = sft__utf8(&e.s->utf8, text, &n);
     if (n) sft__added(&e, 0, text, n, true);
-    for (int64_t i = 0; add_special && i < t->suffix.n; i++) sft__push(out, t->suffix.ids[i]);
+    for (int64_t i = 0; add_special && i < t->suffix.n; i++) sft_ids_add(out, t->suffix.ids[i]);
     sft__give(e.s);
 }
 
@@ -1106,7 +1110,7 @@ static void sft__load_post_processor(SftTokenizer *t, json_t *o) {
         json_array_foreach(ids, k, v) {
             if (!sft_token_text(t, sft__id(t, v, name)))
                 sft__bad(t, "post_processor: no token has the id %d of \"%.80s\"", sft__id(t, v, name), name);
-            sft__push(to, sft__id(t, v, name));
+            sft_ids_add(to, sft__id(t, v, name));
         }
     }
     if (to == &t->prefix) sft__bad(t, "post_processor: \"single\" has no Sequence");
@@ -1267,29 +1271,6 @@ static void sft__load_added_list(SftTokenizer *t, json_t *list, bool bare) {
     json_array_foreach(list, i, o) sft__load_added(t, o, bare);
 }
 
-/* The code points that normalization may change, alone or by joining the one before: all with a combining class, all
-   that decompose (and, for NFC, do not come back), and everything but the first in any decomposition. */
-static void sft__find_unstable(SftTokenizer *t) {
-    const int nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
-    bool compose = true;
-    for (int i = 0; i < t->normalizer.n; i++)
-        if (t->normalizer.step[i].kind == SFT__UNICODE) compose = compose && t->normalizer.step[i].mode == nfc;
-    const int how = UTF8PROC_DECOMPOSE | (compose ? 0 : UTF8PROC_COMPAT);
-    t->unstable = SFT_NEW(uint8_t, 0x110000 / 8);
-    for (int32_t c = 0x80; c < 0x110000; c++) {
-        if (c >= 0xd800 && c < 0xe000) continue;
-        int32_t part[32];
-        bool changes = utf8proc_get_property(c)->combining_class != 0;
-        utf8proc_ssize_t n = utf8proc_decompose_char(c, part, 32, how, NULL);
-        if (n != 1 || part[0] != c) {
-            for (utf8proc_ssize_t k = 1; k < n && k < 32; k++) t->unstable[part[k] / 8] |= (uint8_t)(1 << part[k] % 8);
-            if (compose && n > 0 && n <= 32) n = utf8proc_normalize_utf32(part, n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-            changes = changes || n != 1 || part[0] != c;
-        }
-        if (changes) t->unstable[c / 8] |= (uint8_t)(1 << c % 8);
-    }
-}
-
 // What byte-level tokens stand for, byte for byte. Tokens with other characters never come out of text and have none.
 static void sft__load_raw(SftTokenizer *t) {
     const Sft__Words *w = &t->words;
@@ -1345,8 +1326,6 @@ static void sft__load_tables(SftTokenizer *t) {
         t->byte_id[b] = t->byte_level ? sft__words_find(&t->raw, &(char){(char)b}, 1) : sft_token_id(t, name);
         t->all_known = t->all_known && t->byte_id[b] >= 0;
     }
-    for (int i = 0; i < t->normalizer.n; i++)
-        if (t->normalizer.step[i].kind == SFT__UNICODE && !t->unstable) sft__find_unstable(t);
     sft__load_joined(t);
 }
 
@@ -1643,8 +1622,8 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     t->bos = sft__special_id(t, config, model, "bos_token", t->bos);
     t->eos = sft__special_id(t, config, model, "eos_token", t->eos);
     if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
-    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", kind == 3)) sft__push(&t->prefix, t->bos);
-    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft__push(&t->suffix, t->eos);
+    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", kind == 3)) sft_ids_add(&t->prefix, t->bos);
+    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft_ids_add(&t->suffix, t->eos);
     t->chat_template = sft__load_chat_template(t, config, folder);
     json_decref(root), json_decref(config), json_decref(model);
     return t;
@@ -1668,7 +1647,7 @@ void sft_tokenizer_free(SftTokenizer *t) {
         for (int i = 0; i < p->n; i++) free(p->step[i].text), pcre2_code_free(p->step[i].regex);
     }
     pcre2_code_free(t->word_char);
-    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->unstable), free(t->flags);
+    free(t->prefix.ids), free(t->suffix.ids), free(t->joined), free(t->flags);
     free(t->merge), free(t->filter);
     free(t->chat_template), free(t->file), free(t->scratch), free(t);
 }
@@ -1772,8 +1751,6 @@ struct SftTemplate {
     bool prefixed;       // the tokenizer puts a space before a text: a piece inside a text must not get one
     int64_t newline_ids; // ids of "\n", the stand-in for the text before such a piece
 };
-
-static void sft__adds(Sft__Bytes *b, const char *s) { sft__add(b, s, strlen(s)); }
 
 // Names of the rows whose stop token the vocabulary has; of all rows with t == NULL.
 static char *sft__row_names(const SftTokenizer *t) {
