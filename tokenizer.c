@@ -216,6 +216,8 @@ typedef enum {
 enum { SFT__ISOLATED, SFT__REMOVED, SFT__CONTIGUOUS, SFT__WITH_PREVIOUS, SFT__WITH_NEXT };
 enum { SFT__NFC = UTF8PROC_STABLE | UTF8PROC_COMPOSE }; // one of utf8proc's options
 enum { SFT__NEVER, SFT__FIRST, SFT__ALWAYS, SFT__AGAIN }; // AGAIN: even where it stands already
+// Where a text stands: it begins everything, comes behind an added token or a cut, or goes on from other text.
+typedef enum { SFT__BEGINS, SFT__BEHIND, SFT__GOES_ON } Sft__Place;
 typedef struct {
     Sft__Kind kind;
     pcre2_code *regex;
@@ -646,8 +648,8 @@ static size_t sft__white_right(const char *text, size_t n) {
 }
 
 static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n,
-                         bool first) {
-    size_t done = 0, m = first && step->mode == SFT__FIRST ? 0 : step->n;
+                         Sft__Place place) {
+    size_t done = 0, m = place == SFT__BEGINS && step->mode == SFT__FIRST ? 0 : step->n;
     if (!step->regex) {
         for (const char *p; done < n && (p = memchr(text + done, step->from, n - done));) {
             sft__add(out, text + done, (size_t)(p - text) - done);
@@ -663,9 +665,9 @@ static void sft__replace(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
     sft__add(out, text + done, n - done);
 }
 
-// Adds to `out` what a step makes of text[0..n). first: it is the beginning of the whole text, or the first token.
+// Adds to `out` what a step makes of text[0..n), or of a token.
 static void sft__rewrite(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s, const char *text, size_t n,
-                         bool first) {
+                         Sft__Place place) {
     if (step->kind == SFT__UNICODE) {
         utf8proc_uint8_t *result = NULL;
         const utf8proc_uint8_t *from = (const utf8proc_uint8_t *)text;
@@ -675,11 +677,11 @@ static void sft__rewrite(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
         free(result);
     } else if (step->kind == SFT__PREPEND) {
         bool stands = n >= step->n && !memcmp(text, step->text, step->n);
-        if (step->mode == SFT__AGAIN || (!stands && (first || step->mode == SFT__ALWAYS)))
-            sft__add(out, step->text, step->n);
+        bool wanted = step->mode == SFT__AGAIN || (!stands && (place == SFT__BEGINS || step->mode == SFT__ALWAYS));
+        if (wanted && place != SFT__GOES_ON) sft__add(out, step->text, step->n);
         sft__add(out, text, n);
     } else if (step->kind == SFT__REPLACE) {
-        sft__replace(step, out, s, text, n, first);
+        sft__replace(step, out, s, text, n, place);
     } else if (step->kind == SFT__BYTES) {
         for (size_t i = 0; i < n; i++) sft__add_char(out, sft__byte_char((uint8_t)text[i]));
     } else if (!sft__add_unspelled(out, text, n)) { // SFT__UNBYTES
@@ -705,28 +707,29 @@ static bool sft__normal(const Sft__Step *step, const char *text, size_t n) {
     return true;
 }
 
-static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const char *text, size_t *n) {
+static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const char *text, size_t *n,
+                                  Sft__Place place) {
     for (int i = 0; i < t->normalizer.n && *n; i++) {
         const Sft__Step *step = &t->normalizer.step[i];
         Sft__Bytes *out = &s->normal[text == s->normal[0].p]; // the one that text is not in
         if (step->kind == SFT__UNICODE && sft__normal(step, text, *n)) continue;
         out->n = 0;
-        sft__rewrite(step, out, s, text, *n, false);
+        sft__rewrite(step, out, s, text, *n, place);
         text = out->p, *n = out->n;
     }
     return text;
 }
 
-// Cuts text[0..n) by the pre-tokenizer's steps from `at` on and encodes the words. first: it begins the whole text.
-static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first);
+// Cuts text[0..n) by the pre-tokenizer's steps from `at` on and encodes the words.
+static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, Sft__Place place);
 
 // A text that a step splits. [from, to) is the piece that may still grow; matched: the part it ends with is a match.
-typedef struct { const Sft__Step *step; const char *text; size_t from, to; bool first, matched; } Sft__Splitter;
+typedef struct { const Sft__Step *step; const char *text; size_t from, to; Sft__Place place; bool matched; } Sft__Splitter;
 
 static inline void sft__split_off(Sft__Encoder *e, const Sft__Splitter *p) {
     int next = (int)(p->step - e->t->pre_tokenizer.step) + 1;
     if (p->matched && p->step->mode == SFT__REMOVED) return;
-    sft__pieces(e, next, p->text + p->from, p->to - p->from, p->first && p->from == 0);
+    sft__pieces(e, next, p->text + p->from, p->to - p->from, p->from ? SFT__BEHIND : p->place);
 }
 
 // The next part of the text, up to `end`, is a match, or what lies between two: it joins the piece or begins a new one.
@@ -741,8 +744,8 @@ static inline void sft__split_part(Sft__Encoder *e, Sft__Splitter *p, size_t end
     p->to = end, p->matched = match;
 }
 
-static void sft__split(Sft__Encoder *e, const Sft__Step *step, const char *text, size_t n, bool first) {
-    Sft__Splitter p = {step, text, 0, 0, first, false};
+static void sft__split(Sft__Encoder *e, const Sft__Step *step, const char *text, size_t n, Sft__Place place) {
+    Sft__Splitter p = {step, text, 0, 0, place, false};
     Sft__Finder f = SFT__FINDER(step->regex, text, n);
     while (sft__find(&f, e->s)) {
         if (f.from > p.to) sft__split_part(e, &p, f.from, false);
@@ -752,18 +755,18 @@ static void sft__split(Sft__Encoder *e, const Sft__Step *step, const char *text,
     sft__split_off(e, &p);
 }
 
-static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, bool first) {
+static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, Sft__Place place) {
     const Sft__Step *step = &e->t->pre_tokenizer.step[at];
     Sft__Bytes *out = &e->s->step[at];
     if (!n) return;
     if (at == e->t->pre_tokenizer.n) {
         sft__word(e, text, n, false);
     } else if (step->kind == SFT__SPLIT) {
-        sft__split(e, step, text, n, first);
+        sft__split(e, step, text, n, place);
     } else {
         out->n = 0;
-        sft__rewrite(step, out, e->s, text, n, first);
-        sft__pieces(e, at + 1, out->p, out->n, first);
+        sft__rewrite(step, out, e->s, text, n, place);
+        sft__pieces(e, at + 1, out->p, out->n, place);
     }
 }
 
@@ -793,12 +796,12 @@ static bool sft__word_char(Sft__Encoder *e, const char *text, size_t n) { // beg
 
 /* Finds the added tokens of one level (0: text as it is, 1: normalized, 2: none) and hands what lies between them to
    the next. A token may take white space around it (lstrip, rstrip) or ask not to touch a word (single_word). */
-static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, bool first) {
+static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, Sft__Place place) {
     const Sft__Trie *trie = &e->t->added[level];
     size_t done = 0, length;
-    if (level == 1) text = sft__normalize(e->t, e->s, text, &n);
+    if (level == 1) text = sft__normalize(e->t, e->s, text, &n, place);
     if (level == 2) {
-        sft__pieces(e, 0, text, n, first);
+        sft__pieces(e, 0, text, n, place);
         return;
     }
     for (size_t i = 0; trie->n > 1 && i < n;) {
@@ -813,21 +816,25 @@ static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, b
         }
         if (flags & SFT__LSTRIP && from > done) from -= sft__white_right(text + done, from - done);
         if (flags & SFT__RSTRIP) to += sft__white_left(text + to, n - to);
-        if (from > done) sft__added(e, level + 1, text + done, from - done, first && done == 0);
+        if (from > done) sft__added(e, level + 1, text + done, from - done, done ? SFT__BEHIND : place);
         sft_ids_add(e->out, id);
         done = to;
     }
-    if (done < n) sft__added(e, level + 1, text + done, n - done, first && done == 0);
+    if (done < n) sft__added(e, level + 1, text + done, n - done, done ? SFT__BEHIND : place);
+}
+
+static void sft__encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, Sft__Place place) {
+    Sft__Encoder e = {t, sft__borrow(t), out};
+    sft__reserve(out, (int64_t)n / 3);
+    text = sft__utf8(&e.s->utf8, text, &n);
+    if (n) sft__added(&e, 0, text, n, place);
+    sft__give(e.s);
 }
 
 void sft_encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, bool add_special) {
-    Sft__Encoder e = {t, sft__borrow(t), out};
-    sft__reserve(out, (int64_t)n / 3);
     for (int64_t i = 0; add_special && i < t->prefix.n; i++) sft_ids_add(out, t->prefix.ids[i]);
-    text = sft__utf8(&e.s->utf8, text, &n);
-    if (n) sft__added(&e, 0, text, n, true);
+    sft__encode(t, out, text, n, SFT__BEGINS);
     for (int64_t i = 0; add_special && i < t->suffix.n; i++) sft_ids_add(out, t->suffix.ids[i]);
-    sft__give(e.s);
 }
 
 /* ================================================================================================================
@@ -875,7 +882,7 @@ static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft_
             const char *token = sft__token(in, k, &n);
             if (fuse && k) sft__add(&out->text, step->text, step->n);
             if (fuse) sft__add(&out->text, token, n);
-            else sft__rewrite(step, &out->text, s, token, n, k == 0);
+            else sft__rewrite(step, &out->text, s, token, n, k ? SFT__BEHIND : SFT__BEGINS);
         }
     if (!fuse) return;
     n = out->text.n; // a character may have come in several tokens: only now it shows what is UTF-8
@@ -891,7 +898,7 @@ char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip
         const char *text = sft_token_text(t, ids[i]);
         if (!text || (skip_special && t->flags[ids[i]] & SFT__SPECIAL)) continue;
         size_t length = t->words.length[ids[i]], m = length;
-        const char *normal = t->flags[ids[i]] & SFT__NORMALIZED ? sft__normalize(t, s, text, &m) : text;
+        const char *normal = t->flags[ids[i]] & SFT__NORMALIZED ? sft__normalize(t, s, text, &m, SFT__BEGINS) : text;
         sft__add(&a.text, m ? normal : text, m ? m : length);
         a.end[a.n++] = a.text.n;
     }
@@ -1254,7 +1261,7 @@ static void sft__load_added(SftTokenizer *t, json_t *o, bool bare) {
     bool normalized = sft__flag(t, o, "normalized", !(t->flags[id] & SFT__SPECIAL));
     if (normalized && !bare) t->flags[id] |= SFT__NORMALIZED;
     Sft__Scratch *s = sft__borrow(t);
-    if (t->flags[id] & SFT__NORMALIZED) text = sft__normalize(t, s, content, &n);
+    if (t->flags[id] & SFT__NORMALIZED) text = sft__normalize(t, s, content, &n, SFT__BEGINS);
     if (n && *(place = sft__trie_put(&t->added[normalized], text, n)) >= 0)
         sft__bad(t, "the added token \"%.80s\" comes twice", content);
     if (n) *place = id;
@@ -1748,8 +1755,6 @@ struct SftTemplate {
     int flags, nstops, nmarks;
     int32_t stop[16];    // the first is the one that is written
     int32_t *mark;       // special tokens of the formats: not recognised in a message's text
-    bool prefixed;       // the tokenizer puts a space before a text: a piece inside a text must not get one
-    int64_t newline_ids; // ids of "\n", the stand-in for the text before such a piece
 };
 
 // Names of the rows whose stop token the vocabulary has; of all rows with t == NULL.
@@ -1802,35 +1807,22 @@ static void sft__encode_text(const SftTokenizer *t, SftIds *out, const char *s) 
     sft_encode(t, out, s, strlen(s), false);
 }
 
-// Special tokens among the ids of the formats, stop tokens, BOS and eos: those that skip_special leaves out.
+// Special tokens among the ids of the formats, stop tokens, BOS and eos.
 static void sft__find_marks(SftTemplate *p) {
     SftIds ids = {0};
-    sft__reserve(&ids, p->nstops + 2);
-    for (int i = 0; i < p->nstops; i++) ids.ids[ids.n++] = p->stop[i];
-    ids.ids[ids.n++] = sft_bos(p->t), ids.ids[ids.n++] = sft_eos(p->t);
+    for (int i = 0; i < p->nstops; i++) sft_ids_add(&ids, p->stop[i]);
+    sft_ids_add(&ids, sft_bos(p->t)), sft_ids_add(&ids, sft_eos(p->t));
     sft__encode_text(p->t, &ids, p->head), sft__encode_text(p->t, &ids, p->separator);
     for (int f = 0; f < SFT__T_FORMATS; f++)
         sft__encode_text(p->t, &ids, p->before[f]), sft__encode_text(p->t, &ids, p->after[f]);
     p->mark = SFT_NEW(int32_t, ids.n);
     for (int64_t i = 0; i < ids.n; i++) {
-        bool known = ids.ids[i] < 0;
-        for (int j = 0; j < p->nmarks && !known; j++) known = p->mark[j] == ids.ids[i];
-        char *text = known ? NULL : sft_decode(p->t, &ids.ids[i], 1, true, NULL);
-        const char *mark = text && !*text ? sft_token_text(p->t, ids.ids[i]) : NULL;
-        if (mark) p->mark[p->nmarks++] = ids.ids[i], p->marks_begin[(unsigned char)*mark] = true;
-        free(text);
+        int32_t id = ids.ids[i];
+        bool mark = id >= 0 && p->t->flags[id] & SFT__SPECIAL;
+        for (int j = 0; j < p->nmarks; j++) mark = mark && p->mark[j] != id;
+        if (mark) p->mark[p->nmarks++] = id, p->marks_begin[(uint8_t)*sft_token_text(p->t, id)] = true;
     }
     free(ids.ids);
-}
-
-// Does the tokenizer put a space before a text ("a" is not what "\na" ends with)? SentencePiece does.
-static void sft__find_prefix(SftTemplate *p) {
-    SftIds a = {0}, newline = {0}, both = {0};
-    sft__encode_text(p->t, &a, "a"), sft__encode_text(p->t, &newline, "\n"), sft__encode_text(p->t, &both, "\na");
-    int64_t n = p->newline_ids = newline.n;
-    bool separable = both.n > n && !memcmp(both.ids, newline.ids, (size_t)n * sizeof(int32_t));
-    p->prefixed = separable && (both.n - n != a.n || memcmp(both.ids + n, a.ids, (size_t)a.n * sizeof(int32_t)));
-    free(a.ids), free(newline.ids), free(both.ids);
 }
 
 static SftTemplate *sft__template_of(const SftTokenizer *t, const Sft__Row *row) {
@@ -1852,7 +1844,7 @@ static SftTemplate *sft__template_of(const SftTokenizer *t, const Sft__Row *row)
     p->separator = strdup(end ? end + strlen(stop) : "");
     if (end) *end = 0;
     if (sft_eos(t) >= 0) sft__add_stop(p, NULL);
-    sft__find_prefix(p), sft__find_marks(p);
+    sft__find_marks(p);
     return p;
 }
 
@@ -1887,15 +1879,10 @@ static SftTemplate *sft__plain_template(const SftTokenizer *t, json_t *plain) {
 }
 
 // Rendering
-static void sft__trim_text(const char **s, size_t *n) { // as Python's str.strip
-    utf8proc_int32_t c = 0;
-    utf8proc_ssize_t k;
-    while ((k = utf8proc_iterate((const uint8_t *)*s, (utf8proc_ssize_t)*n, &c)) > 0 && sft__white((uint32_t)c))
-        *s += k, *n -= (size_t)k;
-    for (; *n; *n -= (size_t)k) {
-        for (k = 1; k < (utf8proc_ssize_t)*n && ((*s)[*n - (size_t)k] & 0xc0) == 0x80;) k++; // back over a character
-        if (utf8proc_iterate((const uint8_t *)*s + *n - k, k, &c) <= 0 || !sft__white((uint32_t)c)) break;
-    }
+static void sft__trim_text(const char **s, size_t *n) {
+    size_t left = sft__white_left(*s, *n);
+    *s += left, *n -= left;
+    *n -= sft__white_right(*s, *n);
 }
 
 // Appends a message's text. Inside the template's own marks tokenisation is cut, behind the first character: a byte
@@ -1923,26 +1910,35 @@ static void sft__push_token(SftTokens *out, int32_t id, bool trained) {
     out->ids[out->n] = id, out->trained[out->n++] = trained;
 }
 
-// Tokenises the text that has gathered in `b` and empties it. Where the tokenizer puts a space before a text, a piece
-// is encoded behind what stands before it (the mark, or a stand-in that merges with nothing), as in the whole.
-static void sft__flush(const SftTemplate *p, SftTokens *out, Sft__Bytes *b, bool trained) {
+// What is being rendered: tokens, and text that waits to be tokenised, trained or not.
+typedef struct { const SftTemplate *p; SftTokens *out; Sft__Bytes text; bool trained; } Sft__Pen;
+
+// Tokenises the text that waits. As in the whole, it goes on from the text before it, or stands behind a mark, which may
+// take white space off it.
+static void sft__flush(Sft__Pen *pen) {
+    const SftTemplate *p = pen->p;
     SftIds ids = {0};
-    Sft__Bytes whole = {0};
-    for (size_t from = 0, n; from < b->n; from += n + 1) {
-        const char *cut = memchr(b->p + from, SFT__CUT[0], b->n - from), *before = "";
-        n = cut ? (size_t)(cut - b->p) - from : b->n - from;
-        int64_t drop = 0;
-        if (p->prefixed && out->n) before = "\n", drop = p->newline_ids;
-        for (int i = 0; i < p->nmarks && drop; i++)
-            if (p->mark[i] == out->ids[out->n - 1]) before = sft_token_text(p->t, p->mark[i]), drop = 1;
-        whole.n = ids.n = 0;
-        sft__adds(&whole, before), sft__add(&whole, b->p + from, n);
-        if (whole.n) sft_encode(p->t, &ids, whole.p, whole.n, false);
-        for (int64_t i = drop; i < ids.n; i++) sft__push_token(out, ids.ids[i], trained);
+    for (size_t from = 0, n; from < pen->text.n; from += n + 1) {
+        const char *s = pen->text.p + from, *cut = memchr(s, SFT__CUT[0], pen->text.n - from);
+        n = cut ? (size_t)(cut - s) : pen->text.n - from;
+        int32_t last = pen->out->n ? pen->out->ids[pen->out->n - 1] : -1;
+        Sft__Place place = last < 0 ? SFT__BEGINS : SFT__GOES_ON;
+        for (int i = 0; i < p->nmarks; i++)
+            if (p->mark[i] == last) place = SFT__BEHIND;
+        size_t white = place == SFT__BEHIND && p->t->flags[last] & SFT__RSTRIP ? sft__white_left(s, n) : 0;
+        ids.n = 0;
+        sft__encode(p->t, &ids, s + white, n - white, place);
+        for (int64_t i = 0; i < ids.n; i++) sft__push_token(pen->out, ids.ids[i], pen->trained);
     }
-    free(ids.ids), free(whole.p);
-    b->n = 0;
+    free(ids.ids);
+    pen->text.n = 0;
 }
+
+static void sft__write(Sft__Pen *pen, const char *s, size_t n, bool trained) {
+    if (n && trained != pen->trained) sft__flush(pen), pen->trained = trained;
+    sft__add(&pen->text, s, n);
+}
+static void sft__writes(Sft__Pen *pen, const char *s, bool trained) { sft__write(pen, s, strlen(s), trained); }
 
 static int sft__role(const SftMessage *m) {
     if (!strcmp(m->role, "observation")) return SFT__T_TOOL;
@@ -2004,14 +2000,17 @@ static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage
     int query = p->flags & SFT__T_THINK ? sft__last_query(m, n) : 0, first = -1; // the system message that others join
     for (int i = 0; i < n; i++) {
         Sft__Turn *u = &turn[i];
-        const char *s = m[i].content;
+        Sft__Bytes valid = {0};
         size_t bytes = m[i].bytes;
+        const char *s = sft__utf8(&valid, m[i].content, &bytes);
+        if (s == valid.p) sft__add(&valid, "", 1), s = valid.p;
         u->role = sft__role(&m[i]), u->trained = m[i].weight != 0;
         bool answer = sft__answers(u->role);
         bool fused = u->role == SFT__T_SYSTEM && p->flags & (SFT__T_FUSE | SFT__T_FUSE_LAST);
         if ((p->flags & SFT__T_TRIM && !fused) || (p->flags & SFT__T_TRIM_ALL && answer)) sft__trim_text(&s, &bytes);
         if (p->flags & SFT__T_THINK && answer) sft__add_thought(p, &u->text, s, bytes, i > query, i + 1 == n);
         else sft__add_content(p, &u->text, s, bytes);
+        free(valid.p);
         if (u->role != SFT__T_SYSTEM || !(p->flags & SFT__T_SYSTEM_UP)) continue;
         if (first < 0) first = i;
         else sft__adds(&turn[first].text, "\n\n"), sft__add(&turn[first].text, u->text.p, u->text.n), u->role = -1;
@@ -2032,52 +2031,52 @@ static void sft__prepare(const SftTemplate *p, Sft__Turn *turn, const SftMessage
     }
 }
 
-char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *m, int n, bool generation) {
-    char *error = sft__check_roles(p, m, n);
+char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *messages, int n, bool generation) {
+    char *error = sft__check_roles(p, messages, n);
     if (error) return error;
-    int role = sft__role(&m[0]), before = -1, standard = p->standard && role != SFT__T_SYSTEM, turns = n + standard;
-    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, flag = false, headless = false;
-    Sft__Turn *turn = SFT_NEW(Sft__Turn, turns);
-    Sft__Bytes b = {0}; // text that waits to be tokenised, with `flag`
-    if (standard) {
-        turn[0] = (Sft__Turn){SFT__T_SYSTEM, m[0].weight != 0 && !sft__answers(role), {0}};
-        sft__adds(&turn[0].text, p->standard);
-    }
-    sft__prepare(p, turn + standard, m, n);
+    int role = sft__role(&messages[0]), before = -1, standard = p->standard && role != SFT__T_SYSTEM;
+    bool bos = sft_adds_bos(p->t) && sft_bos(p->t) >= 0, headless = false;
+    SftMessage *m = SFT_NEW(SftMessage, n + 1);
+    Sft__Turn *turn = SFT_NEW(Sft__Turn, n + 1);
+    Sft__Pen pen = {p, out, {0}, false};
+    if (standard) // said with the prompt that it stands before
+        m[0] = (SftMessage){"system", p->standard, strlen(p->standard), sft__answers(role) ? 0 : messages[0].weight};
+    memcpy(m + standard, messages, (size_t)n * sizeof *m);
+    n += standard;
+    sft__prepare(p, turn, m, n);
     if (bos && !(p->flags & SFT__T_BOS_EACH)) sft__push_token(out, sft_bos(p->t), false);
-    for (int i = 0; i < turns; i++) {
+    for (int i = 0; i < n; i++) {
         Sft__Turn *u = &turn[i];
         role = u->role == SFT__T_TOOL && !p->tools ? SFT__T_USER : u->role;
         if (role < 0) continue;
-        bool asked = sft__answers(role) ? flag : u->trained; // a heading goes with the prompt before it
-        if (asked != flag) sft__flush(p, out, &b, flag), flag = asked;
+        bool last_tool = role == SFT__T_TOOL && (i + 1 == n || turn[i + 1].role != SFT__T_TOOL);
         if (sft__answers(role)) {
-            sft__adds(&b, headless ? "" : p->head), sft__flush(p, out, &b, flag);
-            sft__adds(&b, p->before[SFT__T_ASSISTANT]), flag = false;
+            sft__writes(&pen, headless ? "" : p->head, pen.trained); // a heading goes with the prompt before it
+            sft__flush(&pen);
+            sft__writes(&pen, p->before[SFT__T_ASSISTANT], u->trained);
         } else if (role == SFT__T_USER && bos && p->flags & SFT__T_BOS_EACH) {
-            sft__flush(p, out, &b, flag), sft__push_token(out, sft_bos(p->t), false);
+            sft__flush(&pen), sft__push_token(out, sft_bos(p->t), false);
         } else if (role == SFT__T_TOOL) {
-            sft__adds(&b, p->before[before == SFT__T_TOOL ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN]);
+            sft__writes(&pen, p->before[before == role ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN], u->trained);
         }
+        if (role != SFT__T_ASSISTANT) sft__writes(&pen, p->before[role], u->trained);
         const char *s = u->text.p;
         size_t bytes = u->text.n;
         if (p->flags & SFT__T_TRIM_ALL) sft__trim_text(&s, &bytes);
-        sft__adds(&b, role == SFT__T_ASSISTANT ? "" : p->before[role]), sft__add(&b, s, bytes);
-        sft__adds(&b, p->after[role]);
-        bool last_tool = role == SFT__T_TOOL && (i + 1 == turns || turn[i + 1].role != SFT__T_TOOL);
-        if (last_tool) sft__adds(&b, p->before[SFT__T_TOOLS_END]);
+        sft__write(&pen, s, bytes, u->trained);
+        sft__writes(&pen, p->after[role], u->trained);
+        if (last_tool) sft__writes(&pen, p->before[SFT__T_TOOLS_END], u->trained);
+        if (role == SFT__T_CALL) sft__writes(&pen, p->after[SFT__T_ASSISTANT], u->trained);
         if (sft__answers(role)) {
-            sft__adds(&b, role == SFT__T_CALL ? p->after[SFT__T_ASSISTANT] : "");
-            sft__flush(p, out, &b, u->trained), sft__push_token(out, p->stop[0], u->trained);
-            sft__adds(&b, p->separator), sft__flush(p, out, &b, false);
+            sft__flush(&pen), sft__push_token(out, p->stop[0], u->trained);
+            pen.trained = false, sft__writes(&pen, p->separator, false), sft__flush(&pen);
         }
         before = role, headless = p->flags & SFT__T_TOOL_ANSWERS && role == SFT__T_TOOL;
     }
-    if (flag) sft__flush(p, out, &b, flag);
-    sft__adds(&b, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head);
-    sft__flush(p, out, &b, false);
-    for (int i = 0; i < turns; i++) free(turn[i].text.p);
-    free(turn), free(b.p);
+    sft__writes(&pen, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head, false);
+    sft__flush(&pen);
+    for (int i = 0; i < n; i++) free(turn[i].text.p);
+    free(turn), free(m), free(pen.text.p);
     return NULL;
 }
 

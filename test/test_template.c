@@ -197,6 +197,8 @@ static void content_cannot_fake_a_turn(void **state) {
     char *text = decoded(t, &k, 0, k.n);
     assert_string_equal(text, "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>"
                               "assistant\n<think>x</think>c<|im_end|><|im_end|>\n");
+    // what is not UTF-8 is read as everywhere
+    CHECK(p, t, false, "<|im_start|>user\na\xef\xbf\xbd" "b<|im_end|>\n", M("user", "a\xff" "b", 0));
     free(text), free(k.ids), free(k.trained), sft_template_free(p), sft_tokenizer_free(t);
 }
 
