@@ -264,8 +264,8 @@ struct SftTokenizer {
     int32_t unk, byte_id[256]; // byte-level: a byte's id; else that of <0xHH>; -1: none
     uint8_t *joined;           // see sft__join; NULL: words are never cut
     Sft__Pipeline normalizer, pre_tokenizer, decoder;
-    Sft__Trie added[2]; // looked for in the text as it is, and in normalized text
-    uint8_t *flags;     // by id: of added tokens (SFT__SPECIAL ...)
+    Sft__Trie added[2];    // looked for in the text as it is, and in normalized text
+    uint8_t *flags;        // by id: of added tokens (SFT__SPECIAL ...)
     pcre2_code *word_char; // for single_word
     SftIds prefix, suffix; // what the post-processor adds
     int32_t bos, eos;
@@ -334,16 +334,14 @@ static pcre2_code *sft__compile(const SftTokenizer *t, const char *regex, size_t
 
 // Rewrites the escape at regex[at..]; class: it stands between [ and ]. Returns its length.
 static size_t sft__escape(const SftTokenizer *t, Sft__Bytes *out, const char *regex, size_t n, size_t at, bool class) {
+    static const struct { char c; const char *alone, *in_class; } sets[] = {
+        {'s', "[" SFT__WHITE "]", SFT__WHITE}, {'S', "[^" SFT__WHITE "]", "\\P{White_Space}"},
+        {'w', "[" SFT__WORDS "]", SFT__WORDS}, {'W', "[^" SFT__WORDS "]", NULL}};
     char c = at + 1 < n ? regex[at + 1] : 0;
-    bool white = c == 's' || c == 'S', not = c == 'S' || c == 'W';
-    if (c == 'S' && class) { // a set cannot be taken out of a class, a property can (alone the set is faster)
-        sft__adds(out, "\\P{White_Space}");
-        return 2;
-    }
-    if (white || c == 'w' || (c == 'W' && !class)) {
-        sft__adds(out, class ? "" : not ? "[^" : "[");
-        sft__adds(out, white ? SFT__WHITE : SFT__WORDS);
-        sft__adds(out, class ? "" : "]");
+    for (int i = 0; i < SFT_COUNT(sets); i++) {
+        const char *set = class ? sets[i].in_class : sets[i].alone;
+        if (c != sets[i].c || !set) continue;
+        sft__adds(out, set);
         return 2;
     }
     if (c == 'u' && at + 6 <= n) {
@@ -724,7 +722,13 @@ static const char *sft__normalize(const SftTokenizer *t, Sft__Scratch *s, const 
 static void sft__pieces(Sft__Encoder *e, int at, const char *text, size_t n, Sft__Place place);
 
 // A text that a step splits. [from, to) is the piece that may still grow; matched: the part it ends with is a match.
-typedef struct { const Sft__Step *step; const char *text; size_t from, to; Sft__Place place; bool matched; } Sft__Splitter;
+typedef struct {
+    const Sft__Step *step;
+    const char *text;
+    size_t from, to;
+    Sft__Place place;
+    bool matched;
+} Sft__Splitter;
 
 static inline void sft__split_off(Sft__Encoder *e, const Sft__Splitter *p) {
     int next = (int)(p->step - e->t->pre_tokenizer.step) + 1;
@@ -1192,41 +1196,39 @@ static void sft__load_merges(SftTokenizer *t, json_t *list) { // each "left righ
     free(joined.p);
 }
 
+typedef struct { double score; int32_t id; } Sft__Scored;
 static int sft__falling(const void *x, const void *y) {
-    double a = *(const double *)x, b = *(const double *)y;
-    return (a < b) - (a > b);
+    const Sft__Scored *a = x, *b = y;
+    return (a->score < b->score) - (a->score > b->score);
 }
 
 /* SentencePiece has no list of merges: two neighbours are joined if the vocabulary has what they spell together, the
    piece of the highest score first, leftmost among equals. So every way to split a piece in two is a merge, and its
-   rank is the place of the piece's score among all scores. list: by id; null: the piece takes no part. */
+   rank is the piece's place among all, equal scores in one place. list: by id; null: the piece takes no part. */
 static void sft__load_scores(SftTokenizer *t, json_t *list) {
     const Sft__Words *w = &t->words;
-    int32_t n = (int32_t)json_array_size(list);
-    double *score = SFT_NEW(double, n), *sorted = SFT_NEW(double, n);
-    size_t different = 0, scores = 0, splits = 0;
-    for (int32_t id = 0; id < n; id++) {
-        json_t *v = json_array_get(list, (size_t)id);
-        score[id] = json_is_null(v) ? NAN : json_real_value(v);
-        if (isnan(score[id])) continue;
-        sorted[scores++] = score[id];
+    Sft__Scored *sorted = SFT_NEW(Sft__Scored, w->ids);
+    int64_t *rank = memset(SFT_NEW(int64_t, w->ids), 0xff, (size_t)w->ids * sizeof *rank); // by id; -1: takes no part
+    size_t n = 0, splits = 0, id;
+    json_t *v;
+    json_array_foreach(list, id, v) {
+        if (json_is_null(v)) continue;
+        sorted[n++] = (Sft__Scored){json_real_value(v), (int32_t)id};
         splits += w->length[id];
     }
-    qsort(sorted, scores, sizeof *sorted, sft__falling);
-    for (size_t i = 0; i < scores; i++)
-        if (!i || sorted[i] != sorted[different - 1]) sorted[different++] = sorted[i];
+    qsort(sorted, n, sizeof *sorted, sft__falling);
+    for (size_t i = 0; i < n; i++)
+        rank[sorted[i].id] = i && sorted[i].score == sorted[i - 1].score ? rank[sorted[i - 1].id] : (int64_t)i;
     sft__merges_open(t, splits);
-    for (int32_t id = 0; id < n; id++) {
+    for (id = 0; id < json_array_size(list); id++) {
         const char *text = w->text.p + w->at[id];
-        if (isnan(score[id])) continue;
-        const double *rank = bsearch(&score[id], sorted, different, sizeof *sorted, sft__falling);
-        for (size_t k = sft__length(*text); k < w->length[id]; k += sft__length(text[k])) {
+        for (size_t k = sft__length(*text); rank[id] >= 0 && k < w->length[id]; k += sft__length(text[k])) {
             int32_t a = sft__words_find(w, text, k), b = sft__words_find(w, text + k, w->length[id] - k);
-            if (a < 0 || b < 0 || a >= n || b >= n || isnan(score[a]) || isnan(score[b])) continue;
-            sft__put_merge(t, a, b, (uint32_t)(rank - sorted), id);
+            if (a >= 0 && b >= 0 && rank[a] >= 0 && rank[b] >= 0)
+                sft__put_merge(t, a, b, (uint32_t)rank[id], (int32_t)id);
         }
     }
-    free(score), free(sorted);
+    free(sorted), free(rank);
 }
 
 // A place for the id of the token with this text, which is not empty.
