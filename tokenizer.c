@@ -687,8 +687,9 @@ static void sft__rewrite(const Sft__Step *step, Sft__Bytes *out, Sft__Scratch *s
     }
 }
 
-// Is it plain to see that normalization leaves the text as it is? ASCII is its own normal form, and for NFC so are these
-// ranges, which English and Chinese live in: nothing in them joins the character before it or comes apart for good.
+// Is it plain to see that normalization leaves the text as it is? ASCII is its own normal form, and for NFC so are
+// these ranges, which English and Chinese live in: nothing in them joins the character before it or comes apart for
+// good.
 static bool sft__normal(const Sft__Step *step, const char *text, size_t n) {
     static const uint32_t nfc[][2] = {{0x4e00, 0x9fff}, {0x3001, 0x3029}, {0xff01, 0xff5e},
                                       {0x80, 0x2ff},    {0x2002, 0x20cf}, {0x1f300, 0x1faff}};
@@ -1631,7 +1632,8 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     t->bos = sft__special_id(t, config, model, "bos_token", t->bos);
     t->eos = sft__special_id(t, config, model, "eos_token", t->eos);
     if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
-    if (!t->prefix.n && t->bos >= 0 && sft__flag(t, config, "add_bos_token", kind == 3)) sft_ids_add(&t->prefix, t->bos);
+    bool add_bos = sft__flag(t, config, "add_bos_token", kind == 3);
+    if (!t->prefix.n && t->bos >= 0 && add_bos) sft_ids_add(&t->prefix, t->bos);
     if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft_ids_add(&t->suffix, t->eos);
     t->chat_template = sft__load_chat_template(t, config, folder);
     json_decref(root), json_decref(config), json_decref(model);
@@ -1915,8 +1917,8 @@ static void sft__push_token(SftTokens *out, int32_t id, bool trained) {
 // What is being rendered: tokens, and text that waits to be tokenised, trained or not.
 typedef struct { const SftTemplate *p; SftTokens *out; Sft__Bytes text; bool trained; } Sft__Pen;
 
-// Tokenises the text that waits. As in the whole, it goes on from the text before it, or stands behind a mark, which may
-// take white space off it.
+// Tokenises the text that waits. As in the whole, it goes on from the text before it, or stands behind a mark, which
+// may take white space off it.
 static void sft__flush(Sft__Pen *pen) {
     const SftTemplate *p = pen->p;
     SftIds ids = {0};
