@@ -877,23 +877,33 @@ static void sft__unhex(Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *loss
     }
 }
 
-static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Scratch *s) {
-    bool fuse = step->kind == SFT__FUSE;
+// All tokens become one. A character may have come in several of them: only now it shows what is UTF-8.
+static void sft__fuse(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Bytes *lossy) {
     size_t n;
-    out->text.n = out->n = 0;
-    if (step->kind == SFT__UNHEX) sft__unhex(out, in, &s->utf8);
-    else
-        for (size_t k = 0; k < in->n; out->end[out->n++] = out->text.n, k++) {
-            const char *token = sft__token(in, k, &n);
-            if (fuse && k) sft__add(&out->text, step->text, step->n);
-            if (fuse) sft__add(&out->text, token, n);
-            else sft__rewrite(step, &out->text, s, token, n, k ? SFT__BEHIND : SFT__BEGINS);
-        }
-    if (!fuse) return;
-    n = out->text.n; // a character may have come in several tokens: only now it shows what is UTF-8
-    const char *valid = sft__utf8(&s->utf8, out->text.p, &n);
+    for (size_t i = 0; i < in->n; i++) {
+        const char *token = sft__token(in, i, &n);
+        if (i) sft__add(&out->text, step->text, step->n);
+        sft__add(&out->text, token, n);
+    }
+    n = out->text.n;
+    const char *valid = sft__utf8(lossy, out->text.p, &n);
     if (valid != out->text.p) out->text.n = 0, sft__add(&out->text, valid, n);
-    out->end[0] = out->text.n, out->n = 1;
+    out->end[out->n++] = out->text.n;
+}
+
+static void sft__decode_step(const Sft__Step *step, Sft__Tokens *out, const Sft__Tokens *in, Sft__Scratch *s) {
+    out->text.n = out->n = 0;
+    if (step->kind == SFT__UNHEX) {
+        sft__unhex(out, in, &s->utf8);
+    } else if (step->kind == SFT__FUSE) {
+        sft__fuse(step, out, in, &s->utf8);
+    } else {
+        for (size_t i = 0, n; i < in->n; i++) {
+            const char *token = sft__token(in, i, &n);
+            sft__rewrite(step, &out->text, s, token, n, i ? SFT__BEHIND : SFT__BEGINS);
+            out->end[out->n++] = out->text.n;
+        }
+    }
 }
 
 char *sft_decode(const SftTokenizer *t, const int32_t *ids, int64_t n, bool skip_special, size_t *bytes) {
