@@ -189,6 +189,7 @@ void sft_write_file(const char *path, const void *data, size_t bytes); // to a t
 const char *sft_map(const char *path, size_t *bytes);         // memory-mapped; an empty file gives "" and 0
 void sft_unmap(const char *data, size_t bytes);
 struct json_t *sft_json_file(const char *path); // object or list, no key twice; errors with line and column
+struct json_t *sft_json_big(const char *path); // the same; all numbers as reals where one is beyond 64 bits
 const char *sft_path(char out[4096], const char *folder, const char *name); // folder/name, in `out`
 
 /* ================================================================================================================
@@ -1336,17 +1337,22 @@ static const char *sft__json_hint(const char *text, size_t n, const json_error_t
     return at && text[at - 1] == ',' ? ": a trailing comma" : "";
 }
 
-json_t *sft_json_file(const char *path) {
+static json_t *sft__json_file(const char *path, bool big) {
     size_t n;
     const char *text = sft_map(path, &n);
     size_t bom = n >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; // a byte order mark
     json_error_t e;
     json_t *json = json_loadb(text + bom, n - bom, JSON_REJECT_DUPLICATES, &e);
+    if (!json && big && json_error_code(&e) == json_error_numeric_overflow)
+        json = json_loadb(text + bom, n - bom, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &e);
     const char *hint = json ? "" : sft__json_hint(text + bom, n - bom, &e);
     sft_unmap(text, n);
     if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s%s", path, e.line, e.column, e.text, hint);
     return json;
 }
+
+json_t *sft_json_file(const char *path) { return sft__json_file(path, false); }
+json_t *sft_json_big(const char *path) { return sft__json_file(path, true); }
 
 /* ================================================================================================================
    [2] config: run.json, DeepSpeed JSON and command line -> one checked struct
@@ -5938,7 +5944,7 @@ static void sft__write_json(const char *folder, const char *name, const json_t *
 }
 static json_t *sft__read_json(const char *folder, const char *name) { // {} where there is no such file
     char path[4096];
-    json_t *json = sft_exists(sft_path(path, folder, name)) ? sft_json_file(path) : json_object();
+    json_t *json = sft_exists(sft_path(path, folder, name)) ? sft_json_big(path) : json_object();
     if (!json_is_object(json)) sft_die(SFT_BAD_INPUT, "%s: expected a JSON object", path);
     return json;
 }

@@ -1606,19 +1606,6 @@ static json_t *sft__read_sentencepiece(SftTokenizer *t, json_t *config) {
     return root;
 }
 
-// tokenizer_config.json, NULL if there is none. Its integers are read as reals: model_max_length is often 1e30.
-static json_t *sft__config_file(const char *folder) {
-    char path[4096];
-    size_t n;
-    json_error_t error;
-    if (!sft_exists(sft_path(path, folder, "tokenizer_config.json"))) return NULL;
-    const char *text = sft_map(path, &n);
-    json_t *json = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
-    sft_unmap(text, n);
-    if (!json) sft_die(SFT_BAD_INPUT, "%s, line %d, column %d: %s", path, error.line, error.column, error.text);
-    return json;
-}
-
 SftTokenizer *sft_tokenizer_load(const char *folder) {
     static const char *const files[][2] = {{"tokenizer.json", "tokenizer.json"}, {"vocab.json", "merges.txt"},
                                            {"encoder.json", "vocab.bpe"}, {"tokenizer.model", "tokenizer.model"}};
@@ -1626,7 +1613,8 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     SftTokenizer *t = SFT_NEW(SftTokenizer, 1);
     t->unk = t->bos = t->eos = -1;
     t->scratch = SFT_NEW(Sft__Scratch, SFT__SCRATCHES);
-    json_t *config = sft__config_file(folder), *model = NULL, *root;
+    json_t *config = NULL, *model = NULL, *root;
+    if (sft_exists(sft_path(path, folder, "tokenizer_config.json"))) config = sft_json_big(path);
     if (sft_exists(sft_path(path, folder, "config.json"))) model = sft_json_file(path);
     int kind = 0;
     for (; kind < SFT_COUNT(files); kind++)

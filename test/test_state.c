@@ -483,7 +483,7 @@ static void export_says_what_was_trained(void **state) {
     free(text);
     put(r.model, "tokenizer_config.json",
         "{\"eos_token\": \"<|endoftext|>\", \"pad_token\": {\"content\": \"<|end_of_text|>\"}, \"chat_template\": "
-        "\"old\"}");
+        "\"old\", \"model_max_length\": 1000000000000000019884624838656}"); // as Llama 3's and Mistral's
     put(r.model, "special_tokens_map.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\"}}");
     put(r.model, "chat_template.jinja", "old");
     SftTokenizer *t = sft_tokenizer_load(r.model);
