@@ -446,6 +446,9 @@ void add_lines(SftCtx *c, SftTensor out, const float *parts, unsigned n, int64_t
        matmul_few      up to 8 rows of x: generation
        matmul_parts    adds what several blocks have summed of the same outputs
 
+   A side (LoRA's) is a second pair of operands whose k follow the first's in the same sum: [x | u] [w | B]^T,
+   [dy | du] [w ; A]. No output is read or written again; copies to shared memory run ahead across the change.
+
    Floor: 2 M N K flop against 2 (M K + N K + M N) bytes in bf16. At 312 Tflop/s and 2 TB/s (A100) flops take
    longer as soon as each of M, N and K exceeds about 470: large products are bound by arithmetic, few rows by
    memory. Registers below are ptxas's for sm_80 to sm_90a, banks and sectors test/emu's (gated by
@@ -455,14 +458,20 @@ constexpr int TILE = 128;        // a block's outputs are TILE x TILE
 constexpr int SPLIT = 216;       // blocks that fill a GPU: two for each of an A100's 108 multiprocessors
 constexpr int SPLIT_DEPTH = 256; // the least k that is worth a block of its own
 
-struct Product {
+struct Operands {
     const void *a, *b;           // of type T
+    int64_t lda, ldb;            // numbers from a line to the next
+    int K;                       // 0: there are none
+};
+struct Product {
+    Operands main, side;         // the side's k follow the main ones in the same sum (LoRA)
     void *out, *pre;             // out: T, or fp32 if f32; pre: T, NULL if absent
     const void *bias, *residual; // T; out's type; NULL if absent
-    int64_t lda, ldb, ld;        // numbers from a line to the next: of a; of b; of out, pre and residual
+    int64_t ld;                  // numbers from a line to the next of out, pre and residual
     int64_t part_size;           // numbers from a part of the sums to the next
-    int M, N, K, depth, parts;   // part z sums k = z depth .. (z+1) depth; z is blockIdx.z
+    int M, N, depth, parts;      // part z sums k = z depth .. (z+1) depth, the last one the side's too
     int columns;                 // of out that are written: N, or up to 3 more, so that a padded line ends with a quad
+    float scale;                 // of the sum
     SftAct act;
     bool backward, f32;          // the sums are multiplied by act'(pre) | out is fp32
     bool aligned, quads;         // lines of a and b begin on 16 bytes | those of the epilogue on 4 numbers
@@ -506,6 +515,7 @@ __device__ __forceinline__ void finish(const Product &p, int part, float (&z)[Q]
         const int64_t here = at + 2 * q * p.ld;
 #pragma unroll
         for (int e = 0; e < W; e++) {
+            z[q][e] *= p.scale;
             if (p.bias) z[q][e] += b[e];
             if (!p.backward) x[q][e] = z[q][e];
         }
@@ -631,44 +641,59 @@ template <class T, bool DOWN> struct Plain {
 template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(256, 2) matmul_plain(Product p) {
     __shared__ __align__(16) float memory[2][2 * 16 * TILE]; // tiles of a and b; at the end, slices
     const Corner at = corner(p, TILE, blockIdx.x);
-    const int begin = blockIdx.z * p.depth, end = min(p.K, begin + p.depth);
     const int wy = warp() / 2 * 32, wx = warp() % 2 * 64, y = lane() / 8 * 4, x = lane() % 8 * 4;
     float sum[8][8] = {}, a[4], b[4];
-    Plain<T, DOWN_A> from_a(p.a, p.lda, at.m, p.M, begin);
-    Plain<T, DOWN_B> from_b(p.b, p.ldb, at.n, p.N, begin);
-    from_a.read(a, p.lda, end - begin, p.aligned), from_b.read(b, p.ldb, end - begin, p.aligned);
-    for (int k = begin, now = 0; k < end; k += PLAIN_DEPTH, now ^= 1) {
-        float *tile_a = memory[now], *tile_b = tile_a + PLAIN_DEPTH * TILE;
-        from_a.write(tile_a, a), from_b.write(tile_b, b);
-        __syncthreads(); // all is there; and all are done with the sums of the step before, whose buffer is next
-        const int left = end - k - PLAIN_DEPTH;
-        from_a.read(a, p.lda, left, p.aligned), from_b.read(b, p.ldb, left, p.aligned);
+    int now = 0; // the buffer that nobody reads
+    auto multiply = [&](const Operands &o, int k, int left) { // from k on
+        Plain<T, DOWN_A> from_a(o.a, o.lda, at.m, p.M, k);
+        Plain<T, DOWN_B> from_b(o.b, o.ldb, at.n, p.N, k);
+        from_a.read(a, o.lda, left, p.aligned), from_b.read(b, o.ldb, left, p.aligned);
+        for (; left > 0; now ^= 1) {
+            float *tile_a = memory[now], *tile_b = tile_a + PLAIN_DEPTH * TILE;
+            from_a.write(tile_a, a), from_b.write(tile_b, b);
+            __syncthreads(); // all is there; and all are done with the sums of the step before, whose buffer is next
+            left -= PLAIN_DEPTH;
+            from_a.read(a, o.lda, left, p.aligned), from_b.read(b, o.ldb, left, p.aligned);
 #pragma unroll 2
-        for (int q = 0; q < PLAIN_DEPTH; q++) {
-            float u[2][4], v[2][4];
+            for (int q = 0; q < PLAIN_DEPTH; q++) {
+                float u[2][4], v[2][4];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                load(u[h], plain_at(tile_a, wy + y + 16 * h, q));
-                load(v[h], plain_at(tile_b, wx + x + 32 * h, q));
+                for (int h = 0; h < 2; h++) {
+                    load(u[h], plain_at(tile_a, wy + y + 16 * h, q));
+                    load(v[h], plain_at(tile_b, wx + x + 32 * h, q));
+                }
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sum[i][j] += u[i / 4][i % 4] * v[j / 4][j % 4];
             }
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum[i][j] += u[i / 4][i % 4] * v[j / 4][j % 4];
         }
-    }
+    };
+    const int first = blockIdx.z * p.depth;
+    multiply(p.main, first, min(p.main.K - first, p.depth));
+    if ((int)blockIdx.z == p.parts - 1 && p.side.K) multiply(p.side, 0, p.side.K);
     __syncthreads();
     float *slice = &memory[0][0] + warp() * 16 * 64;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int i = 0; i < 8; i++) { // quad i % 2 of row i / 2
-            const float *s = &sum[4 * h + i / 2][i % 2 * 4];
-            *(float4 *)slice_at(slice, y + i / 2, x + i % 2 * 32) = make_float4(s[0], s[1], s[2], s[3]);
+            const float *z = &sum[4 * h + i / 2][i % 2 * 4];
+            *(float4 *)slice_at(slice, y + i / 2, x + i % 2 * 32) = make_float4(z[0], z[1], z[2], z[3]);
         }
         finish_slice<T>(p, blockIdx.z, slice, at.m + wy + 16 * h, at.n + wx);
     }
 }
+
+// A part is a row of steps, each of `step` k: `own` from begin on, which end at `end`, and in the last part the side's.
+// Only those who copy must tell them apart.
+struct Steps {
+    int begin, end, own, all;
+    __device__ __forceinline__ Steps(const Product &p, int part, int step) : begin(part * p.depth) {
+        end = min(p.main.K, begin + p.depth), own = (end - begin + step - 1) / step;
+        all = own + (part == p.parts - 1 ? (p.side.K + step - 1) / step : 0);
+    }
+};
 
 /* matmul_tensor. 4 warps have a tile of 128 x 128 outputs, 64 x 64 each, 32 k a step. For 16 k a warp loads 4
    fragments of a and 4 of b, 16 x 16 each (ldmatrix), and multiplies each with each (mma): 4 KB of shared
@@ -714,20 +739,23 @@ template <class T, bool DOWN_A, bool DOWN_B> __global__ void __launch_bounds__(1
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t ring = shared_address(memory);
     const Corner at = corner(p, TILE, blockIdx.x);
-    const int begin = blockIdx.z * p.depth, end = min(p.K, begin + p.depth);
-    const int steps = (end - begin + STEP - 1) / STEP, wy = warp() % 2 * 64, wx = warp() / 2 * 64;
+    const Steps s(p, blockIdx.z, STEP);
+    const int wy = warp() % 2 * 64, wx = warp() / 2 * 64;
     float sum[4][8][4] = {};
     auto copy = [&](int step) {
         const uint32_t to = ring + step % STAGES * 2 * OPERAND;
-        if (step < steps) {
-            copy_tile<T, DOWN_A>(to, p.a, p.lda, at.m, p.M, begin + step * STEP, end);
-            copy_tile<T, DOWN_B>(to + OPERAND, p.b, p.ldb, at.n, p.N, begin + step * STEP, end);
+        const bool side = step >= s.own;
+        const int k = side ? (step - s.own) * STEP : s.begin + step * STEP, end = side ? p.side.K : s.end;
+        if (step < s.all) {
+            const void *a = side ? p.side.a : p.main.a, *b = side ? p.side.b : p.main.b;
+            copy_tile<T, DOWN_A>(to, a, side ? p.side.lda : p.main.lda, at.m, p.M, k, end);
+            copy_tile<T, DOWN_B>(to + OPERAND, b, side ? p.side.ldb : p.main.ldb, at.n, p.N, k, end);
         }
         copy_commit(); // an empty group too: copy_wait counts groups
     };
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) copy(s);
-    for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < STAGES - 1; step++) copy(step);
+    for (int step = 0; step < s.all; step++) {
         copy_wait<STAGES - 2>();
         __syncthreads(); // this step is there for all; and all are done with the step before, whose stage is next
         copy(step + STAGES - 1);
@@ -783,8 +811,11 @@ template <bool DOWN> __device__ __forceinline__ uint64_t descriptor(uint32_t add
     address += k * (DOWN ? 128 : 2);
     return address >> 4 | (uint64_t)(DOWN ? 8192 >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
-template <class T, bool DOWN_A, bool DOWN_B, int WIDTH> __global__ void __launch_bounds__(384, 1)
-matmul_hopper(const Product p, const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b) {
+struct Maps { // of the operands, and of the side's
+    CUtensorMap a[2], b[2];
+};
+template <class T, bool DOWN_A, bool DOWN_B, int WIDTH>
+__global__ void __launch_bounds__(384, 1) matmul_hopper(const Product p, const __grid_constant__ Maps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     typedef Hopper<WIDTH> H;
     extern __shared__ __align__(1024) unsigned char stages[];
@@ -806,13 +837,15 @@ matmul_hopper(const Product p, const __grid_constant__ CUtensorMap map_a, const 
         if (threadIdx.x > 0) return;
         for (int t = blockIdx.x; t < tiles * p.parts; t += gridDim.x) {
             const Corner at = corner(p, WIDTH, t % tiles);
-            const int begin = t / tiles * p.depth, end = min(p.K, begin + p.depth);
-            for (int k = begin; k < end; k += HOPPER_STEP, next()) {
+            const Steps s(p, t / tiles, HOPPER_STEP);
+            for (int step = 0; step < s.all; step++, next()) {
+                const bool side = step >= s.own;
+                const int k = side ? (step - s.own) * HOPPER_STEP : s.begin + step * HOPPER_STEP;
                 barrier_wait(empty + 8 * stage, phase ^ 1); // the phase before: none, the first time round
                 barrier_expect(full + 8 * stage, H::BYTES);
                 const uint32_t to = ring + stage * H::BYTES;
-                copy_boxes<DOWN_A, TILE>(to, &map_a, full + 8 * stage, at.m, k);
-                copy_boxes<DOWN_B, WIDTH>(to + H::BYTES_A, &map_b, full + 8 * stage, at.n, k);
+                copy_boxes<DOWN_A, TILE>(to, &maps.a[side], full + 8 * stage, at.m, k);
+                copy_boxes<DOWN_B, WIDTH>(to + H::BYTES_A, &maps.b[side], full + 8 * stage, at.n, k);
             }
         }
     } else {
@@ -822,19 +855,19 @@ matmul_hopper(const Product p, const __grid_constant__ CUtensorMap map_a, const 
         auto before = [&] { return empty + 8 * (stage ? stage - 1 : H::STAGES - 1); };
         for (int t = blockIdx.x; t < tiles * p.parts; t += gridDim.x) {
             const Corner at = corner(p, WIDTH, t % tiles);
-            const int part = t / tiles, begin = part * p.depth, end = min(p.K, begin + p.depth);
+            const int part = t / tiles, steps = Steps(p, part, HOPPER_STEP).all;
             float sum[WIDTH / 64][8][4]; // which the first wgmma overwrites
-            for (int k = begin; k < end; k += HOPPER_STEP, next()) {
+            for (int step = 0; step < steps; step++, next()) {
                 const uint32_t a = ring + stage * H::BYTES, b = a + H::BYTES_A;
                 barrier_wait(full + 8 * stage, phase);
                 wgmma_fence();
 #pragma unroll
                 for (int q = 0; q < HOPPER_STEP; q += 16)
                     wgmma<T, DOWN_A, DOWN_B>(sum, descriptor<DOWN_A>(a + group * 64 * 128, q), descriptor<DOWN_B>(b, q),
-                                             k > begin || q > 0);
+                                             step > 0 || q > 0);
                 wgmma_commit();
                 wgmma_wait<1>(); // the stage before is done with
-                if (k > begin && lane() == 0) barrier_arrive(before());
+                if (step > 0 && lane() == 0) barrier_arrive(before());
             }
             wgmma_wait<0>();
             if (lane() == 0) barrier_arrive(before());
@@ -869,27 +902,31 @@ template <class T, int ROWS> __global__ void __launch_bounds__(128, 3) matmul_fe
     constexpr int W = wide<T>;
     const int j = (blockIdx.x * 4 + warp()) * 2, last = p.N - 1;
     if (j > last) return;
-    const T *x[ROWS], *w[2] = {(const T *)p.b + j * p.ldb, (const T *)p.b + min(j + 1, last) * p.ldb};
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) x[r] = (const T *)p.a + min(r, p.M - 1) * p.lda;
     float sum[ROWS][2] = {};
-    const int whole = p.aligned ? p.K / W * W : 0;
+    auto multiply = [&](const Operands &o) {
+        const T *x[ROWS], *w[2] = {(const T *)o.b + j * o.ldb, (const T *)o.b + min(j + 1, last) * o.ldb};
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) x[r] = (const T *)o.a + min(r, p.M - 1) * o.lda;
+        const int whole = p.aligned ? o.K / W * W : 0;
 #pragma unroll 2
-    for (int k = lane() * W; k < whole; k += 32 * W) {
-        float u[2][W], v[W];
-        load(u[0], w[0] + k), load(u[1], w[1] + k);
+        for (int k = lane() * W; k < whole; k += 32 * W) {
+            float u[2][W], v[W];
+            load(u[0], w[0] + k), load(u[1], w[1] + k);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            load(v, x[r] + k);
+            for (int r = 0; r < ROWS; r++) {
+                load(v, x[r] + k);
 #pragma unroll
-            for (int e = 0; e < W; e++) sum[r][0] += u[0][e] * v[e], sum[r][1] += u[1][e] * v[e];
+                for (int e = 0; e < W; e++) sum[r][0] += u[0][e] * v[e], sum[r][1] += u[1][e] * v[e];
+            }
         }
-    }
-    for (int k = whole + lane(); k < p.K; k += 32)
+        for (int k = whole + lane(); k < o.K; k += 32)
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+            for (int r = 0; r < ROWS; r++)
 #pragma unroll
-            for (int q = 0; q < 2; q++) sum[r][q] += to_float(w[q][k]) * to_float(x[r][k]);
+                for (int q = 0; q < 2; q++) sum[r][q] += to_float(w[q][k]) * to_float(x[r][k]);
+    };
+    multiply(p.main);
+    if (p.side.K) multiply(p.side);
     float z[1][1] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -955,9 +992,13 @@ template <class T, bool DOWN_A, bool DOWN_B, int WIDTH>
 void multiply_hopper(SftCtx *c, const Product &p, int64_t blocks) {
     auto kernel = matmul_hopper<T, DOWN_A, DOWN_B, WIDTH>;
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Hopper<WIDTH>::SHARED));
-    const CUtensorMap a = DOWN_A ? box_map<T>(p.a, p.M, p.K, p.lda, 64) : box_map<T>(p.a, p.K, p.M, p.lda, TILE);
-    const CUtensorMap b = DOWN_B ? box_map<T>(p.b, p.N, p.K, p.ldb, 64) : box_map<T>(p.b, p.K, p.N, p.ldb, WIDTH);
-    kernel<<<(unsigned)blocks, 384, Hopper<WIDTH>::SHARED, stream(c)>>>(p, a, b);
+    Maps maps = {};
+    for (int side = 0; side < (p.side.K ? 2 : 1); side++) {
+        const Operands &o = side ? p.side : p.main;
+        maps.a[side] = DOWN_A ? box_map<T>(o.a, p.M, o.K, o.lda, 64) : box_map<T>(o.a, o.K, p.M, o.lda, TILE);
+        maps.b[side] = DOWN_B ? box_map<T>(o.b, p.N, o.K, o.ldb, 64) : box_map<T>(o.b, o.K, p.N, o.ldb, WIDTH);
+    }
+    kernel<<<(unsigned)blocks, 384, Hopper<WIDTH>::SHARED, stream(c)>>>(p, maps);
     LAUNCHED("matmul_hopper");
 }
 // Is this a Hopper, and was the file compiled for sm_90a? If not, the kernel is empty and takes hardly a
@@ -982,7 +1023,7 @@ template <class T, bool DOWN_A, bool DOWN_B> void multiply_widths(SftCtx *c, con
 template <class T, bool DOWN_A, bool DOWN_B> void multiply_tiles(SftCtx *c, const Product &p, dim3 grid) {
     if constexpr (sizeof(T) == 2)
         if (p.aligned) {
-            if (hopper() && p.K) return multiply_widths<T, DOWN_A, DOWN_B>(c, p);
+            if (hopper() && p.main.K) return multiply_widths<T, DOWN_A, DOWN_B>(c, p);
             matmul_tensor<T, DOWN_A, DOWN_B><<<grid, 128, STAGES * 2 * OPERAND, stream(c)>>>(p);
             LAUNCHED("matmul_tensor");
             return;
@@ -994,7 +1035,7 @@ template <class T, bool DOWN_A, bool DOWN_B> void multiply_tiles(SftCtx *c, cons
 // SPLIT_DEPTH.
 template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType type) {
     const int64_t tiles = (int64_t)((p.M + TILE - 1) / TILE) * ((p.N + TILE - 1) / TILE);
-    const int64_t most = p.K / SPLIT_DEPTH;
+    const int64_t most = p.main.K / SPLIT_DEPTH;
     p.columns = p.quads && !p.bias ? (p.N + 3) / 4 * 4 : p.N;
     const int64_t size = (int64_t)p.M * p.columns;
     const int64_t sums = SFT_MIN(most * size, (int64_t)SPLIT * TILE * TILE); // not fewer for a larger M or K
@@ -1003,11 +1044,11 @@ template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType 
     sft_give_back(c->work, mark);
     if (sft_planning(c) || !tiles) return;
     int64_t n = SFT_MAX(1, SFT_MIN(SPLIT / tiles, most));
-    p.depth = SFT_MAX((int)((p.K + 64 * n - 1) / (64 * n)) * 64, 64);
-    p.parts = (int)(n = SFT_MAX(1, (p.K + p.depth - 1) / p.depth));
+    p.depth = SFT_MAX((int)((p.main.K + 64 * n - 1) / (64 * n)) * 64, 64);
+    p.parts = (int)(n = SFT_MAX(1, (p.main.K + p.depth - 1) / p.depth));
     Product q = p; // what the blocks of a part write: its sums
     if (n > 1) {
-        q.out = parts, q.f32 = true, q.pre = NULL, q.bias = q.residual = NULL, q.act = SFT_LINEAR;
+        q.out = parts, q.f32 = true, q.pre = NULL, q.bias = q.residual = NULL, q.scale = 1, q.act = SFT_LINEAR;
         q.ld = p.columns, q.part_size = size, q.quads = p.columns % 4 == 0;
     }
     with_type(type, [&](auto t) {
@@ -1023,41 +1064,45 @@ template <bool DOWN_A, bool DOWN_B> void multiply(SftCtx *c, Product p, SftType 
 }
 
 // What the three have in common. An absent tensor is aligned.
-Product product(SftTensor out, SftTensor a, SftTensor b, SftTensor pre, SftTensor bias, SftTensor residual,
-                SftAct act) {
-    one_type("matmul", a, b, pre, bias);
+Product product(SftTensor out, SftTensor a, SftTensor b, SftSide side, SftTensor pre, SftTensor bias,
+                SftTensor residual, float scale, SftAct act) {
+    one_type("matmul", a, b, side.x, side.w, pre, bias);
     Product p = {};
-    p.a = a.data, p.b = b.data, p.out = out.data, p.pre = pre.data, p.bias = bias.data, p.residual = residual.data;
-    p.lda = width(a), p.ldb = width(b), p.ld = width(out), p.act = act, p.f32 = out.type == SFT_F32;
-    p.aligned = aligned(width(a), a) && aligned(width(b), b);
+    p.main = {a.data, b.data, width(a), width(b), 0};
+    p.side = {side.x.data, side.w.data, width(side.x), width(side.w), (int)width(side.x)};
+    p.out = out.data, p.pre = pre.data, p.bias = bias.data, p.residual = residual.data;
+    p.ld = width(out), p.scale = scale, p.act = act, p.f32 = out.type == SFT_F32;
+    p.aligned = aligned(width(a), a) && aligned(width(b), b) && aligned(width(side.x), side.x) &&
+                aligned(width(side.w), side.w);
     p.quads = p.ld % 4 == 0 && aligned(0, out, pre, bias, residual);
     return p;
 }
-void matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias, SftTensor residual,
-                    SftAct act) {
-    Product p = product(y, x, w, pre, bias, residual, act);
-    p.M = (int)y.dim[0], p.N = (int)w.dim[0], p.K = (int)width(w);
+void matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftSide side, SftTensor bias,
+                    SftTensor residual, float scale, SftAct act) {
+    Product p = product(y, x, w, side, pre, bias, residual, scale, act);
+    p.M = (int)y.dim[0], p.N = (int)w.dim[0], p.main.K = (int)width(w);
     multiply<false, false>(c, p, x.type);
 }
-void matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act, bool add) {
-    Product p = product(dx, dy, w, pre, absent, add ? dx : absent, act);
-    p.M = (int)dx.dim[0], p.N = (int)width(w), p.K = (int)w.dim[0], p.backward = true;
+void matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftSide side, SftTensor pre, float scale,
+                       SftAct act, bool add) {
+    Product p = product(dx, dy, w, side, pre, absent, add ? dx : absent, scale, act);
+    p.M = (int)dx.dim[0], p.N = (int)width(w), p.main.K = (int)w.dim[0], p.backward = true;
     multiply<false, true>(c, p, dy.type);
 }
 void matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x) {
-    Product p = product(dw, dy, x, absent, absent, dw, SFT_LINEAR);
-    p.M = (int)dw.dim[0], p.N = (int)width(dw), p.K = (int)dy.dim[0], p.backward = true;
-    if (sft_planning(c) || p.K) multiply<true, true>(c, p, dy.type);
+    Product p = product(dw, dy, x, {}, absent, absent, dw, 1, SFT_LINEAR);
+    p.M = (int)dw.dim[0], p.N = (int)width(dw), p.main.K = (int)dy.dim[0], p.backward = true;
+    if (sft_planning(c) || p.main.K) multiply<true, true>(c, p, dy.type);
     if (!dbias.dim[0]) return;
-    const unsigned n = blocks(p.K, BIAS_ROWS);
+    const unsigned n = blocks(p.main.K, BIAS_ROWS);
     const size_t mark = c->work->used;
     float *parts = (float *)sft_take(c->work, (size_t)n * (size_t)p.M * 4);
     sft_give_back(c->work, mark);
-    if (sft_planning(c) || !p.K) return;
+    if (sft_planning(c) || !p.main.K) return;
     with_type(dy.type, [&](auto t) {
         typedef decltype(t) T;
         const dim3 grid(blocks(p.M, TILE), n);
-        matmul_bias<T><<<grid, 256, 0, stream(c)>>>(parts, (const T *)dy.data, p.lda, p.K, p.M, p.aligned);
+        matmul_bias<T><<<grid, 256, 0, stream(c)>>>(parts, (const T *)dy.data, p.main.lda, p.main.K, p.M, p.aligned);
         LAUNCHED("matmul_bias");
     });
     add_lines(c, dbias, parts, n, p.M);

@@ -748,6 +748,14 @@ SFT_HD int sft_dynamic8_code(float x) {
     return low;
 }
 
+/* A second product that joins a matmul's sum. It is LoRA's (Hu et al. 2021): beside a frozen w are trained A[r,I] and
+   B[O,r] of a small r; u = s x A^T and du = s dy B are products with `scale` s, and then
+       y = x w^T + u B^T: {u, B}     dx = dy w + du A: {du, A}     dB += dy^T u     dA += du^T x
+   so that y and dx are written once. Types are those of x and w. On a GPU an r that is no multiple of 8 (fp32: 4) makes
+   all of the product slow; A and B filled up with zeros give the same, and stay zero there. */
+typedef struct { SftTensor x, w; } SftSide;
+#define SFT_NO_SIDE ((SftSide){SFT_NONE, SFT_NONE})
+
 /* Frozen weights in 4 and 8 bits, as bitsandbytes stores them: see [5.8]. Numbers count row by row, and rows need not
    begin a block. With double quantisation absmax is NULL, and the maximum of block b is
    sft_dynamic8(level[b]) * nested[b / 256] + offset[0]; without it the last three are NULL. */
@@ -774,10 +782,11 @@ X(layernorm_backward, (SftCtx *c, SftTensor dx, SftTensor dw, SftTensor db, SftT
 /* y = x * rstd * w; stat[N] = rstd. Rows are of size w.dim[0]: q and k heads are x[N*H, D]. y may be x */ \
 X(rmsnorm_forward,    (SftCtx *c, SftTensor y, SftTensor stat, SftTensor x, SftTensor w, float eps)) \
 X(rmsnorm_backward,   (SftCtx *c, SftTensor dx, SftTensor dw, SftTensor dres, SftTensor dy, SftTensor x, SftTensor w, SftTensor stat)) \
-/* z = x[N,I] w[O,I]^T + bias; pre = z if pre is not absent; y[N,O] = act(z) + residual. y may be residual */ \
-X(matmul_forward,     (SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias, SftTensor residual, SftAct act)) \
-/* dx[N,I] = (add ? dx : 0) + (dy[N,O] w[O,I]) * act'(pre[N,I]) */ \
-X(matmul_backward_x,  (SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act, bool add)) \
+/* z = scale (x[N,I] w[O,I]^T + side.x[N,r] side.w[O,r]^T) + bias; pre = z if pre is not absent; y[N,O] = act(z) + residual. */ \
+/* y may be residual */ \
+X(matmul_forward,     (SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftSide side, SftTensor bias, SftTensor residual, float scale, SftAct act)) \
+/* dx[N,I] = (add ? dx : 0) + scale (dy[N,O] w[O,I] + side.x[N,r] side.w[r,I]) * act'(pre[N,I]) */ \
+X(matmul_backward_x,  (SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftSide side, SftTensor pre, float scale, SftAct act, bool add)) \
 /* dw[O,I] += dy^T x; dbias[O] += column sums of dy */ \
 X(matmul_backward_w,  (SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x)) \
 /* y, pre, residual and dy may be wider than O: the columns behind are never used, and those of y and pre may change */ \
@@ -4054,9 +4063,10 @@ static void sft__pack_tiles(float *dst, SftMat m, int64_t first, int n, int64_t 
 }
 
 typedef struct { // out[M,N] = epilogue(a b^T): forward act(sum + bias), backward sum * act'(pre); then + residual
-    SftMat a, b;
-    int64_t M, N, K;
+    SftMat a[2], b[2]; // [1]: the side's, whose k follow the product's in the same sum
+    int64_t M, N, K[2];
     SftTensor out, pre, bias, residual;
+    float scale; // of the sum
     SftAct act;
     bool backward;
 } SftGemm;
@@ -4075,6 +4085,7 @@ SFT__INLINE void sft__finish_n(const SftGemm *g, float *tile, int64_t i0, int64_
     for (int64_t i = 0; i < m; i++) {
         float *z = tile + i * SFT__NR;
         int64_t at = (i0 + i) * ld + j0;
+        if (g->scale != 1) for (int64_t j = 0; j < n; j++) z[j] *= g->scale;
         if (bias) for (int64_t j = 0; j < n; j++) z[j] += bias[j];
         if (g->pre.data && !g->backward) sft__round(g->pre, at, z, n);
         if (g->act != SFT_LINEAR)
@@ -4091,22 +4102,36 @@ static void sft__finish(const SftGemm *g, float *tile, int64_t i0, int64_t j0, i
     else sft__finish_n(g, tile, i0, j0, m, n);
 }
 
-typedef struct { // a step of the product: rows ib .. ib+mb, columns jb .. jb+nb, depth k0 .. k0+kc
-    int64_t ib, mb, jb, nb, k0, kc, slots, mr; // mr: rows of a strip of a
+typedef struct { // a step: rows ib .. ib+mb, columns jb .. jb+nb, depth k0 .. k0+kc[0] and then kc[1] of the side's
+    int64_t ib, mb, jb, nb, k0, kc[2], slots, mr; // mr: rows of a strip of a
     float *a, *part; // packed strips of a; sums of the depths before (NULL if there is one depth)
     bool pairs, tiles;
 } SftGemmStep;
 
+static int64_t sft__slots(int64_t kc, bool pairs, bool tiles) { // that kc numbers of a row take in a strip
+    return tiles ? sft__round_up((kc + 1) / 2, 16) : pairs ? (kc + 1) / 2 : kc;
+}
+// A step's strip of a or b: rows first .. first+n of m[0], and behind them the side's. What is missing is zero.
+SFT__INLINE void sft__pack_step(float *dst, const SftGemmStep *s, const SftMat *m, bool b, int64_t first, int n) {
+    const int W = b ? SFT__NR : SFT__MR;
+    for (int side = 0; side < 2 && s->kc[side]; side++) {
+        const int64_t k0 = side ? 0 : s->k0, kc = s->kc[side], slots = sft__slots(kc, s->pairs, s->tiles);
+        if (s->tiles && !b) sft__pack_tiles(dst, m[side], first, n, k0, kc);
+        else sft__pack(dst, W, m[side], first, n, k0, kc, s->pairs);
+        for (int64_t k = (kc + 1) / 2; s->tiles && b && k < slots; k++) memset(dst + k * W, 0, (size_t)W * 4);
+        dst += slots * (b ? W : s->mr);
+    }
+}
+
 // Columns j .. j+n of a step: packs their strip of b, then multiplies it with every strip of a.
 static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, int64_t j, int64_t n) {
     const int64_t ld = sft__width(g->out);
-    sft__pack(b, SFT__NR, g->b, j, (int)n, s->k0, s->kc, s->pairs);
-    for (int64_t k = (s->kc + 1) / 2; s->tiles && k < s->slots; k++) memset(b + k * SFT__NR, 0, SFT__NR * 4);
+    sft__pack_step(b, s, g->b, true, j, (int)n);
     for (int64_t i = 0; i < s->mb; i += s->mr) {
         float local[SFT__AMX * SFT__NR] __attribute__((aligned(64)));
         float *tile = s->part ? s->part + (j - s->jb) * sft__round_up(s->mb, s->mr) + i * SFT__NR : local;
         const int64_t m = SFT_MIN(s->mr, s->mb - i);
-        const bool last = s->k0 + s->kc == g->K;
+        const bool last = s->k0 + s->kc[0] == g->K[0];
         for (int64_t r = 0; r < m && last; r++) // once the sums are there, so is the memory they go to
             for (int64_t e = 0; e < n; e += 16) __builtin_prefetch(sft__at(g->out, (s->ib + i + r) * ld + j + e), 1);
         if (s->tiles) sft__amx_tile(tile, s->a + i * s->slots, b, s->slots, s->k0 > 0);
@@ -4119,11 +4144,8 @@ static void sft__gemm_columns(const SftGemm *g, const SftGemmStep *s, float *b, 
 static void sft__gemm_step(const SftGemm *g, const SftGemmStep *s, float *b) {
     if (s->jb == 0 || s->part) { // a's strips serve every block of columns
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < s->mb; i += s->mr) {
-            const int n = (int)SFT_MIN(s->mr, s->mb - i);
-            if (s->tiles) sft__pack_tiles(s->a + i * s->slots, g->a, s->ib + i, n, s->k0, s->kc);
-            else sft__pack(s->a + i * s->slots, SFT__MR, g->a, s->ib + i, n, s->k0, s->kc, s->pairs);
-        }
+        for (int64_t i = 0; i < s->mb; i += s->mr)
+            sft__pack_step(s->a + i * s->slots, s, g->a, false, s->ib + i, (int)SFT_MIN(s->mr, s->mb - i));
     }
 #pragma omp for schedule(dynamic)
     for (int64_t j = 0; j < s->nb; j += SFT__NR)
@@ -4131,39 +4153,31 @@ static void sft__gemm_step(const SftGemm *g, const SftGemmStep *s, float *b) {
 }
 
 static void sft__gemm(SftCtx *c, const SftGemm *g) {
-    const bool pairs = SFT__PAIRS && g->a.type == SFT_BF16 && g->b.type == SFT_BF16, tiles = pairs && sft__amx();
-    const int64_t most = pairs ? 2 * SFT__DEPTH : SFT__DEPTH, depths = (g->K + most - 1) / most;
-    const int64_t depth = sft__round_up((g->K + depths - 1) / SFT_MAX(depths, 1), 16);      // of about the same size
+    const int64_t K = g->K[0], side = g->K[1];
+    const bool pairs = SFT__PAIRS && g->a[0].type == SFT_BF16 && g->b[0].type == SFT_BF16 &&
+                       (!side || (g->a[1].type == SFT_BF16 && g->b[1].type == SFT_BF16));
+    const bool tiles = pairs && sft__amx();
+    const int64_t most = pairs ? 2 * SFT__DEPTH : SFT__DEPTH, depths = (K + most - 1) / most;
+    const int64_t depth = sft__round_up((K + depths - 1) / SFT_MAX(depths, 1), 16);         // of about the same size
     const int64_t mr = tiles ? SFT__AMX : SFT__MR;
     const int64_t mb = SFT_MIN(sft__round_up(g->M, mr), SFT__ROW_BLOCK / mr * mr);
     const int64_t nb = SFT_MIN(sft__round_up(g->N, SFT__NR), SFT__COL_BLOCK);
-    const int64_t strip = sft__round_up(SFT_MIN(g->K, most), 16); // slots of a row of a strip, at most
+    const int64_t strip = sft__round_up(SFT_MIN(K, most), 16) + sft__round_up(side, 16); // slots of its rows, at most
     size_t mark = c->work->used;
     float *a = sft__floats(c, mb * strip), *b = sft__floats(c, sft__threads() * SFT__NR * strip);
     float *sums = sft__floats(c, mb * nb), *part = depths > 1 ? sums : NULL; // one plan for all K
     sft_give_back(c->work, mark);
     if (sft_planning(c) || g->M * g->N == 0) return;
-#pragma omp parallel if (g->M * g->N * g->K > SFT__SMALL)
+#pragma omp parallel if (g->M * g->N * K > SFT__SMALL)
     {
         if (tiles) sft__amx_begin();
         for (int64_t ib = 0; ib < g->M; ib += mb)
             for (int64_t jb = 0; jb < g->N; jb += nb)
-                for (int64_t k0 = 0; k0 < g->K; k0 += depth) {
-                    const int64_t kc = SFT_MIN(depth, g->K - k0), pair = (kc + 1) / 2;
-                    const SftGemmStep s = {ib,
-                                           SFT_MIN(mb, g->M - ib),
-                                           jb,
-                                           SFT_MIN(nb, g->N - jb),
-                                           k0,
-                                           kc,
-                                           tiles   ? sft__round_up(pair, 16)
-                                           : pairs ? pair
-                                                   : kc,
-                                           mr,
-                                           a,
-                                           part,
-                                           pairs,
-                                           tiles};
+                for (int64_t k0 = 0; k0 < K; k0 += depth) {
+                    const int64_t kc = SFT_MIN(depth, K - k0), more = k0 + kc == K ? side : 0;
+                    const SftGemmStep s = {
+                        ib, SFT_MIN(mb, g->M - ib), jb, SFT_MIN(nb, g->N - jb), k0, {kc, more},
+                        sft__slots(kc, pairs, tiles) + sft__slots(more, pairs, tiles), mr, a, part, pairs, tiles};
                     sft__gemm_step(g, &s, b + sft__thread() * SFT__NR * strip);
                 }
         if (tiles) sft__amx_end();
@@ -4186,45 +4200,53 @@ SFT__INLINE float sft__dot(const float *x, const float *y, int64_t n) {
     return sum;
 }
 static void sft__matmul_few(const SftGemm *g) {
-#pragma omp parallel for schedule(dynamic) if (g->N * g->K > SFT__SMALL)
+#pragma omp parallel for schedule(dynamic) if (g->N * g->K[0] > SFT__SMALL)
     for (int64_t j = 0; j < g->N; j += SFT__NR) {
         int64_t n = SFT_MIN(SFT__NR, g->N - j);
         float tile[SFT__FEW * SFT__NR] = {0}, xs[SFT__FEW][SFT__PIECE], ws[SFT__PIECE];
-        SftTensor x = {(void *)g->a.data, g->a.type, {0}}, w = {(void *)g->b.data, g->b.type, {0}};
-        for (int64_t k = 0; k < g->K; k += SFT__PIECE) {
-            int64_t kc = SFT_MIN(SFT__PIECE, g->K - k);
-            const float *xp[SFT__FEW];
-            for (int64_t i = 0; i < g->M; i++) xp[i] = sft__widen(xs[i], x, i * g->K + k, kc);
-            for (int64_t q = 0; q < n; q++) {
-                const float *wp = sft__widen(ws, w, (j + q) * g->K + k, kc);
-                for (int64_t i = 0; i < g->M; i++) tile[i * SFT__NR + q] += sft__dot(xp[i], wp, kc);
+        for (int side = 0; side < 2; side++) {
+            const int64_t K = g->K[side];
+            SftTensor x = {(void *)g->a[side].data, g->a[side].type, {0}};
+            SftTensor w = {(void *)g->b[side].data, g->b[side].type, {0}};
+            for (int64_t k = 0; k < K; k += SFT__PIECE) {
+                int64_t kc = SFT_MIN(SFT__PIECE, K - k);
+                const float *xp[SFT__FEW];
+                for (int64_t i = 0; i < g->M; i++) xp[i] = sft__widen(xs[i], x, i * K + k, kc);
+                for (int64_t q = 0; q < n; q++) {
+                    const float *wp = sft__widen(ws, w, (j + q) * K + k, kc);
+                    for (int64_t i = 0; i < g->M; i++) tile[i * SFT__NR + q] += sft__dot(xp[i], wp, kc);
+                }
             }
         }
         sft__finish(g, tile, 0, j, g->M, n);
     }
 }
 
-static void sft__matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftTensor bias,
-                                SftTensor residual, SftAct act) {
-    int64_t N = y.dim[0], O = w.dim[0], I = sft__width(w);
-    SftGemm g = {{x.data, x.type, I, 1}, {w.data, w.type, I, 1}, N, O, I, y, pre, bias, residual, act, false};
+// The rows of an operand are those of a tensor, k along them; or they are its columns, k down from row to row.
+static SftMat sft__along(SftTensor t) { return (SftMat){t.data, t.type, sft__width(t), 1}; }
+static SftMat sft__down(SftTensor t) { return (SftMat){t.data, t.type, 1, sft__width(t)}; }
+
+static void sft__matmul_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, SftTensor w, SftSide side,
+                                SftTensor bias, SftTensor residual, float scale, SftAct act) {
+    int64_t N = y.dim[0], O = w.dim[0], I = sft__width(w), r = sft__width(side.w);
+    SftGemm g = {{sft__along(x), sft__along(side.x)}, {sft__along(w), sft__along(side.w)}, N, O, {I, r}, y, pre, bias,
+                 residual, scale, act, false};
     if (N > SFT__FEW || sft_planning(c)) sft__gemm(c, &g);
     else if (N > 0) sft__matmul_few(&g);
 }
 
-static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftTensor pre, SftAct act,
-                                   bool add) {
-    int64_t N = dx.dim[0], O = w.dim[0], I = sft__width(w);
+static void sft__matmul_backward_x(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor w, SftSide side, SftTensor pre,
+                                   float scale, SftAct act, bool add) {
+    int64_t N = dx.dim[0], O = w.dim[0], I = sft__width(w), r = side.w.dim[0];
     SftTensor sum = add ? dx : SFT_NONE;
-    const SftMat a = {dy.data, dy.type, sft__width(dy), 1}, b = {w.data, w.type, 1, I};
-    SftGemm g = {a, b, N, I, O, dx, pre, SFT_NONE, sum, act, true};
+    SftGemm g = {{sft__along(dy), sft__along(side.x)}, {sft__down(w), sft__down(side.w)}, N, I, {O, r}, dx, pre,
+                 SFT_NONE, sum, scale, act, true};
     sft__gemm(c, &g);
 }
 
 static void sft__matmul_backward_w(SftCtx *c, SftTensor dw, SftTensor dbias, SftTensor dy, SftTensor x) {
     int64_t N = dy.dim[0], O = dw.dim[0], I = sft__width(dw);
-    const SftMat a = {dy.data, dy.type, 1, sft__width(dy)}, b = {x.data, x.type, 1, I};
-    SftGemm g = {a, b, O, I, N, dw, SFT_NONE, SFT_NONE, dw, SFT_LINEAR, true};
+    SftGemm g = {{sft__down(dy)}, {sft__down(x)}, O, I, {N}, dw, SFT_NONE, SFT_NONE, dw, 1, SFT_LINEAR, true};
     if (sft_planning(c) || N > 0) sft__gemm(c, &g);
     if (sft_planning(c) || !dbias.data) return;
 #pragma omp parallel for schedule(static) if (N * O > SFT__SMALL)
@@ -4976,7 +4998,7 @@ static SftTensor sft__flat(SftTensor t) { // [N,H,D] -> [N,H*D]: heads side by s
 static void sft__linear_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor x, const SftUnit *u, SftSlot w,
                                 SftSlot b, SftTensor residual, SftAct act) {
     const SftTensor weight = sft__slot(&u->w, w), bias = sft__slot(&u->w, b);
-    c->ops->matmul_forward(c, sft__flat(y), pre, sft__flat(x), weight, bias, residual, act);
+    c->ops->matmul_forward(c, sft__flat(y), pre, sft__flat(x), weight, SFT_NO_SIDE, bias, residual, 1, act);
 }
 
 // dW += dy^T x, dbias += dy; then dx[N,I] = (add ? dx : 0) + (dy[N,O] W) * act'(pre). dW comes first, so that dx
@@ -4984,7 +5006,7 @@ static void sft__linear_forward(SftCtx *c, SftTensor y, SftTensor pre, SftTensor
 static void sft__linear_backward(SftCtx *c, SftTensor dx, SftTensor dy, SftTensor x, const SftUnit *u, SftSlot w,
                                  SftSlot b, SftTensor pre, SftAct act, bool add) {
     c->ops->matmul_backward_w(c, sft__slot(&u->dw, w), sft__slot(&u->dw, b), sft__flat(dy), sft__flat(x));
-    c->ops->matmul_backward_x(c, sft__flat(dx), sft__flat(dy), sft__slot(&u->w, w), pre, act, add);
+    c->ops->matmul_backward_x(c, sft__flat(dx), sft__flat(dy), sft__slot(&u->w, w), SFT_NO_SIDE, pre, 1, act, add);
 }
 
 // y[N,C] = the family's norm of x; stat: what backward will need of each row
@@ -5181,12 +5203,12 @@ void sft_loss(SftCtx *c, SftModel *m, const SftBatch *b, float scale, float *log
         const SftTensor logits = sft_rows(m->logits, 0, n), loss = sft_rows(m->loss, done, n);
         if (n) {
             op->gather_rows(c, x, sft_rows(m->final, first, next - first), index);
-            op->matmul_forward(c, logits, none, x, head, none, none, SFT_LINEAR);
+            op->matmul_forward(c, logits, none, x, head, SFT_NO_SIDE, none, none, 1, SFT_LINEAR);
             op->cross_entropy(c, loss, logits, wanted, m->arch.V, scale); // logits are now their own gradient
         }
         if (n && scale != 0) {
             op->matmul_backward_w(c, dhead, none, logits, x);
-            op->matmul_backward_x(c, dx, logits, head, none, SFT_LINEAR, false);
+            op->matmul_backward_x(c, dx, logits, head, SFT_NO_SIDE, none, 1, SFT_LINEAR, false);
         }
         if (scale != 0) op->scatter_rows(c, sft_rows(m->dnorm, first, next - first), dx, index); // else 0
         done += n;
@@ -6447,7 +6469,8 @@ static void sft__extend(SftCtx *c, SftModel *m, SftBatch *b, const int32_t *ids,
 static void sft__next_logits(SftCtx *c, SftModel *m, float *logits, int64_t row) {
     const SftTensor head = m->arch.tied ? m->unit[0].w.wte : m->unit[m->units - 1].w.head_w;
     const SftTensor out = sft_rows(m->logits, 0, 1);
-    c->ops->matmul_forward(c, out, SFT_NONE, sft_rows(m->final, row, 1), head, SFT_NONE, SFT_NONE, SFT_LINEAR);
+    c->ops->matmul_forward(c, out, SFT_NONE, sft_rows(m->final, row, 1), head, SFT_NO_SIDE, SFT_NONE, SFT_NONE, 1,
+                           SFT_LINEAR);
     const void *data = sft__read(c, m->room, out.data, (size_t)m->arch.V * sft_type_size(out.type));
     c->ops->wait(c);
     sft_to_f32(logits, data, out.type, m->arch.V);

@@ -85,11 +85,14 @@ static void product(SftTensor out, SftTensor a, SftTensor b, bool turn_a, bool t
                      CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
         sft_die(SFT_BROKEN, "cublasGemmEx");
 }
-static void cublas_forward(SftCtx *, SftTensor y, SftTensor, SftTensor x, SftTensor w, SftTensor, SftTensor, SftAct) {
+static void cublas_forward(SftCtx *, SftTensor y, SftTensor, SftTensor x, SftTensor w, SftSide side, SftTensor,
+                           SftTensor, float, SftAct) {
     product(y, w, x, true, false, x.dim[1], 0);
+    if (side.x.data) product(y, side.w, side.x, true, false, side.x.dim[1], 1);
 }
-static void cublas_x(SftCtx *, SftTensor dx, SftTensor dy, SftTensor w, SftTensor, SftAct, bool) {
+static void cublas_x(SftCtx *, SftTensor dx, SftTensor dy, SftTensor w, SftSide side, SftTensor, float, SftAct, bool) {
     product(dx, w, dy, false, false, dy.dim[1], 0);
+    if (side.x.data) product(dx, side.w, side.x, false, false, side.x.dim[1], 1);
 }
 static void cublas_w(SftCtx *, SftTensor dw, SftTensor, SftTensor dy, SftTensor x) {
     product(dw, x, dy, false, true, x.dim[0], 1);

@@ -65,32 +65,37 @@ static Tokens tokens(int64_t n, int64_t document, int64_t vocabulary) {
     return t;
 }
 
-// A linear layer of N tokens and what training asks of it; in, out: a GELU before and behind it.
-typedef struct { const char *name; int64_t I, O; bool bias, in, out, residual; } Layer;
+// A linear layer of N tokens and what training asks of it; in, out: a GELU before and behind it; r: LoRA's, its side.
+typedef struct { const char *name; int64_t I, O; bool bias, in, out, residual; int64_t r; } Layer;
 static void matmul_case(SftType type, int64_t N, Layer l) {
     const size_t mark = memory.used;
-    const int64_t I = l.I, O = l.O, Op = (O + 15) / 16 * 16; // rows of logits are padded
+    const int64_t I = l.I, O = l.O, r = l.r, Op = (O + 15) / 16 * 16; // rows of logits are padded
     const double e = (double)sft_type_size(type), NI = e * (double)(N * I), NO = e * (double)(N * O);
-    const double OI = (double)(O * I), flops = N > 1 ? 2 * (double)N * OI : 0;
+    const double OI = (double)(O * I), flops = N > 1 ? 2 * (double)N * OI : 0, side_flops = 2 * (double)(N * r);
+    const SftSide down = {r ? matrix(type, N, r) : none, r ? matrix(type, O, r) : none};
+    const SftSide up = {down.x, r ? matrix(type, r, I) : none};
     const SftTensor x = matrix(type, N, I), w = matrix(type, O, I), y = matrix(type, N, Op), dw = matrix(SFT_F32, O, I);
     const SftTensor bias = l.bias ? vector(type, O) : none, dbias = l.bias ? vector(SFT_F32, O) : none;
     const SftTensor before = l.in ? matrix(type, N, I) : none, behind = l.out ? matrix(type, N, O) : none;
     const SftAct in = l.in ? SFT_GELU_TANH : SFT_LINEAR, out = l.out ? SFT_GELU_TANH : SFT_LINEAR;
-    CASE(matmul_forward, l.name, type, flops, NI + e * OI + (1 + l.out + l.residual) * NO, y, behind, x, w, bias,
-         l.residual ? y : none, out);
-    if (N > 1) {
-        CASE(matmul_backward_x, l.name, type, flops, (1 + l.in) * NI + e * OI + NO, x, y, w, before, in, false);
+    CASE(matmul_forward, l.name, type, flops + side_flops * (double)O,
+         NI + e * OI + (1 + l.out + l.residual) * NO + e * (double)((N + O) * r), y, behind, x, w, down, bias,
+         l.residual ? y : none, 1, out);
+    if (N > 1)
+        CASE(matmul_backward_x, l.name, type, flops + side_flops * (double)I,
+             (1 + l.in) * NI + e * OI + NO + e * (double)((N + I) * r), x, y, w, up, before, 1, in, false);
+    if (N > 1 && !r) // LoRA's w does not learn
         CASE(matmul_backward_w, l.name, type, flops, NI + 8 * OI + NO, dw, dbias, y, x);
-    }
     sft_give_back(&memory, mark);
 }
-// GPT-2's layers; then a narrow one of SmolLM2
+// GPT-2's layers, one of them with a side; then a narrow one of SmolLM2
 static void matmul_cases(SftType type, int64_t N, int64_t V) {
-    const Layer layers[] = {{"q 768 x 768", 768, 768, true, false, false, true},
-                            {"up 3072 x 768", 768, 3072, true, false, true, false},
-                            {"down 768 x 3072", 3072, 768, true, true, false, true},
-                            {"head V x 768", 768, V, false, false, false, false},
-                            {"k 192 x 576", 576, 192, false, false, false, false}};
+    const Layer layers[] = {{"q 768 x 768", 768, 768, true, false, false, true, 0},
+                            {"q 768 x 768, r = 16", 768, 768, true, false, false, true, 16},
+                            {"up 3072 x 768", 768, 3072, true, false, true, false, 0},
+                            {"down 768 x 3072", 3072, 768, true, true, false, true, 0},
+                            {"head V x 768", 768, V, false, false, false, false, 0},
+                            {"k 192 x 576", 576, 192, false, false, false, false, 0}};
     for (int l = 0; l < SFT_COUNT(layers); l++) matmul_case(type, N, layers[l]);
 }
 
@@ -232,7 +237,7 @@ static void weight_cases(SftType type, int64_t rows, int64_t C) {
 }
 // Operations that memory limits
 static void memory_cases(SftType type, Shapes s) {
-    const Layer head = {"head, one token", 768, s.vocabulary, false, false, false, false};
+    const Layer head = {"head, one token", 768, s.vocabulary, false, false, false, false, 0};
     norm_cases(type, s.tokens, 768);
     norm_cases(type, s.tokens, 576);     // SmolLM2
     norm_cases(type, 8 * s.tokens, 128); // the heads of q, as Qwen3 norms them

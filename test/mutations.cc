@@ -36,7 +36,9 @@ struct Side { // of the comparison
     const int32_t *begin, *end; // documents of attention; ids
 };
 static const SftTensor none = {};
-static void forward(Side &s) { s.op.matmul_forward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], SFT_GELU); }
+static void forward(Side &s) { // t[6], t[7]: LoRA's
+    s.op.matmul_forward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], {s.t[6], s.t[7]}, s.t[4], s.t[5], 1, SFT_GELU);
+}
 static void dw(Side &s) { s.op.matmul_backward_w(&s.c, s.t[0], s.t[1], s.t[2], s.t[3]); }
 static void attend(Side &s) {
     s.op.attention_forward(&s.c, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.begin, 0.2f, 0);
@@ -67,6 +69,8 @@ struct Trial {
 static const std::vector<Trial> trials = {
     {"forward", forward, 1, true,
      {h(136, 272), none, h(136, 80), h(272, 80), h(272), h(136, 272)}, {"matmul_tensor", "matmul_hopper"}},
+    {"side", forward, 1, true,
+     {h(136, 272), none, h(136, 80), h(272, 80), none, none, h(136, 16), h(272, 16)}, {"matmul_tensor", "matmul_hopper"}},
     {"embedding", embed, 1, true, {h(50, 48), h(1, 48), none}, {"rows_kernel"}},
 #ifdef EMU_TRACE
     {"plain", forward, 2, false,

@@ -146,7 +146,8 @@ static void one_family(const char *name, const char *source) {
     SftUnit *head = &f->m.unit[f->arch.tied ? 0 : f->m.units - 1];
     SftTensor logits = sft_rows(f->m.logits, 0, b.n);
     sft_cpu.matmul_forward(&f->c, logits, SFT_NONE, sft_rows(f->m.final, 0, b.n),
-                           f->arch.tied ? head->w.wte : head->w.head_w, SFT_NONE, SFT_NONE, SFT_LINEAR);
+                           f->arch.tied ? head->w.wte : head->w.head_w, SFT_NO_SIDE, SFT_NONE, SFT_NONE, 1,
+                           SFT_LINEAR);
     const SftFileTensor *g = find(f, "logits");
     double far = 0;
     for (int64_t i = 0; i < b.n; i++)

@@ -171,7 +171,7 @@ static void formulae_are_accurate(void **state) {
 }
 
 // --- matmul --------------------------------------------------------------------------------------------------------
-/* out[M,N], lines ld apart, = sum over k of a(i,k) b(j,k); size: the sum of absolute values, and for the few sums that
+/* out[M,N], lines ld apart, += sum over k of a(i,k) b(j,k); size: the sum of absolute values, and for the few sums that
    are large, most of whose terms have one sign, what is lost on the way: K sums that grow to |s|, each rounded by up to
    2^-24 of it, are off by sqrt(K) / 3 of 2^-24 |s| in the mean. Three times that; check takes all 4 times. */
 static void product(double *out, double *size, int64_t ld, const double *a, int64_t ar, int64_t ac, const double *b,
@@ -183,21 +183,28 @@ static void product(double *out, double *size, int64_t ld, const double *a, int6
                 double t = a[i * ar + k * ac] * b[j * br + k * bc];
                 s += t, z += fabs(t);
             }
-            out[i * ld + j] = s, size[i * ld + j] = z + sqrt((double)K) / 4 * fabs(s);
+            out[i * ld + j] += s, size[i * ld + j] += z + sqrt((double)K) / 4 * fabs(s);
         }
 }
 
-static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a, bool extras) {
+// r: the side's depth, 0: no side
+static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, int64_t r, SftAct a, bool extras) {
     const int64_t Op = extras ? O : (O + 7) / 8 * 8; // y and dy may be wider than what is multiplied
+    const float scale = extras ? 0.3f : 1;
     Val x = value(type, N, I, 1, 1), w = value(type, O, I, 1, 1), y = value(type, N, Op, 1, 1),
         pre = extras ? value(type, N, O, 1, 1) : none;
     Val bias = extras ? value(type, O, 1, 1, 1) : none, dy = value(type, N, Op, 1, 1), dx = value(type, N, I, 1, 1),
         dpre = value(type, N, I, 1, 1);
     Val dw = value(SFT_F32, O, I, 1, 1), db = value(SFT_F32, O, 1, 1, 1);
+    Val u = r ? value(type, N, r, 1, 1) : none, B = r ? value(type, O, r, 1, 1) : none;
+    Val du = r ? value(type, N, r, 1, 1) : none, A = r ? value(type, r, I, 1, 1) : none;
     double *z = doubles(N * Op), *size = doubles(N * Op);
     product(z, size, Op, x.x, I, 1, w.x, I, 1, N, O, I);
+    product(z, size, Op, u.x, r, 1, B.x, r, 1, N, O, r);
+    for (int64_t i = 0; i < N * Op; i++) z[i] *= scale, size[i] *= scale;
     for (int64_t i = 0; extras && i < N * O; i++) z[i] += bias.x[i % O], size[i] += fabs(bias.x[i % O]);
-    RUN(matmul_forward, y.t, pre.t, x.t, w.t, bias.t, extras ? y.t : SFT_NONE, a); // y is the residual too
+    RUN(matmul_forward, y.t, pre.t, x.t, w.t, (SftSide){u.t, B.t}, bias.t, extras ? y.t : SFT_NONE, // y is the residual
+        scale, a);
     if (extras) check("matmul pre", pre.t, z, size, 1);
     for (int64_t i = 0; i < N * Op; i++) {
         z[i] = i % Op >= O ? ANYTHING : act(z[i], a) + (extras ? y.x[i] : 0);
@@ -208,11 +215,13 @@ static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a,
 
     z = doubles(N * I), size = doubles(N * I);
     product(z, size, I, dy.x, Op, 1, w.x, 1, I, N, I, O);
+    product(z, size, I, du.x, r, 1, A.x, 1, I, N, I, r);
     for (int64_t i = 0; i < N * I; i++) {
-        double d = act_grad(dpre.x[i], a);
+        double d = scale * act_grad(dpre.x[i], a);
         z[i] = z[i] * d + (extras ? dx.x[i] : 0), size[i] = size[i] * (fabs(d) + 1) + fabs(dx.x[i]);
     }
-    RUN(matmul_backward_x, dx.t, dy.t, w.t, a == SFT_LINEAR ? SFT_NONE : dpre.t, a, extras);
+    RUN(matmul_backward_x, dx.t, dy.t, w.t, (SftSide){du.t, A.t}, a == SFT_LINEAR ? SFT_NONE : dpre.t, scale, a,
+        extras);
     check("matmul dx", dx.t, z, size, 1);
     free(z), free(size);
 
@@ -226,7 +235,7 @@ static void matmul_case(SftType type, int64_t N, int64_t I, int64_t O, SftAct a,
     check("matmul dw", dw.t, z, size, 1);
     if (extras) check("matmul dbias", db.t, sum, sum_size, 1);
     free(z), free(size), free(sum), free(sum_size);
-    DROP(x, w, y, pre, bias, dy, dx, dpre, dw, db);
+    DROP(x, w, y, pre, bias, dy, dx, dpre, dw, db, u, B, du, A);
 }
 
 static void matmul_works(void **state) {
@@ -236,8 +245,8 @@ static void matmul_works(void **state) {
                                    {130, 7, 257}, {17, 801, 35}, {9, 35, 801}, {801, 9, 5}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         FOR_TYPES(s) {
-            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], SFT_LINEAR, false);
-            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], (SftAct)(1 + s % 2), true);
+            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], 0, SFT_LINEAR, false);
+            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], 0, (SftAct)(1 + s % 2), true);
         }
 }
 /* Lines of whole chunks of 16 bytes, which a GPU gives to tensor cores: the edges of narrow and wide tiles; k in parts,
@@ -247,9 +256,19 @@ static void tensor_cores_work(void **state) {
     static const int shape[][3] = {{136, 392, 136}, {130, 72, 392}, {24, 1032, 40}, {20, 40, 1032}, {1033, 24, 37}};
     for (int s = 0; s < SFT_COUNT(shape); s++)
         for (int type = SFT_BF16; type < SFT_TYPES; type++) {
-            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], SFT_LINEAR, false);
-            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], (SftAct)(1 + s % 2), true);
+            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], 0, SFT_LINEAR, false);
+            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], 8 + 8 * s, (SftAct)(1 + s % 2), true);
         }
+}
+static void matmul_with_a_side_works(void **state) {
+    (void)state; // N, I, O, r: sums that a GPU cuts into parts, too, and an r that is most of k
+    static const int shape[][4] = {{0, 5, 7, 3},     {1, 1, 1, 1},      {1, 97, 33, 7},    {1, 64, 40, 8},
+                                   {3, 1500, 70, 8}, {4, 33, 97, 1},    {7, 40, 48, 16},   {5, 33, 97, 64},
+                                   {17, 801, 35, 8}, {9, 35, 801, 100}, {97, 130, 31, 7},  {64, 64, 64, 16},
+                                   {130, 8, 264, 8}, {37, 1040, 72, 8}, {35, 72, 1032, 16}, {130, 72, 40, 200}};
+    for (int s = 0; s < SFT_COUNT(shape); s++)
+        FOR_TYPES(s)
+            matmul_case((SftType)type, shape[s][0], shape[s][1], shape[s][2], shape[s][3], (SftAct)(s % 3), s % 2);
 }
 static void large_matmul_works(void **state) { // more than one block of rows, of columns, of depth; half a bf16 pair
     (void)state;
@@ -258,10 +277,10 @@ static void large_matmul_works(void **state) { // more than one block of rows, o
 #else
     const int64_t rows = 2100, columns = 2200, more = 1600;
 #endif
-    matmul_case(SFT_F32, rows, 1, columns, SFT_LINEAR, false);
-    matmul_case(SFT_BF16, 9, 2111, 2, SFT_LINEAR, true);
-    matmul_case(SFT_F32, 7, 2111, more / 2, SFT_GELU, true);
-    matmul_case(SFT_BF16, rows - 49, 2, more, SFT_GELU_TANH, true);
+    matmul_case(SFT_F32, rows, 1, columns, 0, SFT_LINEAR, false);
+    matmul_case(SFT_BF16, 9, 2111, 2, 33, SFT_LINEAR, true);
+    matmul_case(SFT_F32, 7, 2111, more / 2, 0, SFT_GELU, true);
+    matmul_case(SFT_BF16, rows - 49, 2, more, 1, SFT_GELU_TANH, true);
 }
 
 // --- attention -----------------------------------------------------------------------------------------------------
@@ -443,6 +462,48 @@ static double *constant(int64_t n, double x) {
 }
 static void add_to(double *a, const double *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) a[i] += b[i];
+}
+
+// --- LoRA: a side and a scale make a layer, whose gradients are those of its formula ---------------------------------
+typedef struct { int64_t N, I, O, r; double s; } Lora;
+static void lora(double *y, double *const *in, const void *arg) { // y = x w^T + s x A^T B^T, x = gelu(in[0]); A, B, w
+    const Lora *t = arg;
+    const int64_t N = t->N, I = t->I, O = t->O, r = t->r;
+    double *x = doubles(N * I), *u = doubles(N * r), *size = doubles(N * (O + r)); // which is not looked at
+    for (int64_t i = 0; i < N * I; i++) x[i] = act(in[0][i], SFT_GELU);
+    for (int64_t i = 0; i < N * O; i++) y[i] = 0;
+    product(u, size, r, x, I, 1, in[1], I, 1, N, r, I);
+    for (int64_t i = 0; i < N * r; i++) u[i] *= t->s;
+    product(y, size, O, x, I, 1, in[3], I, 1, N, O, I);
+    product(y, size, O, u, r, 1, in[2], r, 1, N, O, r);
+    free(x), free(u), free(size);
+}
+static void lora_gradient_is_right(void **state) {
+    (void)state;
+    const Lora t = {6, 11, 9, 3, 0.7f};
+    Val pre = value(SFT_F32, t.N, t.I, 1, 1), x = value(SFT_F32, t.N, t.I, 1, 1), w = value(SFT_F32, t.O, t.I, 1, 1),
+        A = value(SFT_F32, t.r, t.I, 1, 1), B = value(SFT_F32, t.O, t.r, 1, 1), dy = value(SFT_F32, t.N, t.O, 1, 1);
+    Val u = value(SFT_F32, t.N, t.r, 1, 1), du = value(SFT_F32, t.N, t.r, 1, 1), y = value(SFT_F32, t.N, t.O, 1, 1),
+        dx = value(SFT_F32, t.N, t.I, 1, 1), dA = value(SFT_F32, t.r, t.I, 1, 0), dB = value(SFT_F32, t.O, t.r, 1, 0);
+    for (int64_t i = 0; i < x.n; i++) x.x[i] = act(pre.x[i], SFT_GELU);
+    set(x);
+    RUN(matmul_forward, u.t, SFT_NONE, x.t, A.t, SFT_NO_SIDE, SFT_NONE, SFT_NONE, (float)t.s, SFT_LINEAR);
+    RUN(matmul_forward, y.t, SFT_NONE, x.t, w.t, (SftSide){u.t, B.t}, SFT_NONE, SFT_NONE, 1, SFT_LINEAR);
+    RUN(matmul_backward_x, du.t, dy.t, B.t, SFT_NO_SIDE, SFT_NONE, (float)t.s, SFT_LINEAR, false);
+    RUN(matmul_backward_w, dB.t, SFT_NONE, dy.t, u.t);
+    RUN(matmul_backward_w, dA.t, SFT_NONE, du.t, x.t);
+    RUN(matmul_backward_x, dx.t, dy.t, w.t, (SftSide){du.t, A.t}, pre.t, 1, SFT_GELU, false);
+    double *in[4] = {pre.x, A.x, B.x, w.x}, *size = constant(400, 200); // of up to N I r terms, all below 1
+    lora(y.x, in, &t);
+    check("lora y", y.t, y.x, size, 1);
+    const SftTensor got[3] = {dx.t, dA.t, dB.t};
+    for (int which = 0; which < 3; which++) {
+        double *g = difference(lora, in, which, sft_size(got[which]), dy.x, y.n, &t);
+        check("lora gradient", got[which], g, size, 1);
+        free(g);
+    }
+    free(size);
+    DROP(pre, x, w, A, B, dy, u, du, y, dx, dA, dB);
 }
 
 // --- norms ---------------------------------------------------------------------------------------------------------
@@ -949,8 +1010,8 @@ static void int8_works(void **state) {
 
 // --- what holds for all of them --------------------------------------------------------------------------------------
 static void (*const everything[])(void **) = {
-    matmul_works,        attention_works,           norms_work,   embedding_works,
-    rows_and_types_work, rope_turns_and_turns_back, swiglu_works, cross_entropy_works,
+    matmul_works,        matmul_with_a_side_works,  attention_works, norms_work,   embedding_works,
+    rows_and_types_work, rope_turns_and_turns_back, swiglu_works,    cross_entropy_works,
     sums_work,           clip_works,                adamw_is_that_of_pytorch, nf4_works,
     int8_works};
 static void unaligned_tensors_work(void **state) {
@@ -992,8 +1053,10 @@ static void planning_needs_no_data(void **state) {
     o->embedding_forward(&c, x, w, SFT_NONE, NULL, NULL), o->embedding_backward(&c, w, SFT_NONE, x, NULL, NULL);
     o->layernorm_forward(&c, x, s, x, n, n, 1e-5f), o->layernorm_backward(&c, x, n, n, x, x, x, n, s);
     o->rmsnorm_forward(&c, x, s, x, n, 1e-5f), o->rmsnorm_backward(&c, x, n, x, x, x, n, s);
-    o->matmul_forward(&c, y, y, x, w, n, y, SFT_GELU), o->matmul_backward_x(&c, x, y, w, x, SFT_GELU, true),
-        o->matmul_backward_w(&c, w, n, y, x);
+    const SftTensor u = sft_tensor(NULL, SFT_BF16, 40, 8, 1);
+    const SftSide down = {u, sft_tensor(NULL, SFT_BF16, 100, 8, 1)}, up = {u, sft_tensor(NULL, SFT_BF16, 8, 64, 1)};
+    o->matmul_forward(&c, y, y, x, w, down, n, y, 1, SFT_GELU);
+    o->matmul_backward_x(&c, x, y, w, up, x, 1, SFT_GELU, true), o->matmul_backward_w(&c, w, n, y, x);
     o->rope_table(&c, f, &a, NULL, NULL, NULL), o->rope_forward(&c, q, f), o->rope_backward(&c, q, f);
     o->attention_forward(&c, q, s, q, k, k, NULL, 1, 0),
         o->attention_backward(&c, q, k, k, q, q, s, q, k, k, NULL, NULL, 1, 0);
@@ -1052,7 +1115,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(peaks_are_found_by_whole_names), // before the device has been asked
 #endif
     cmocka_unit_test(formulae_are_accurate), cmocka_unit_test(matmul_works), cmocka_unit_test(tensor_cores_work),
-    cmocka_unit_test(large_matmul_works),
+    cmocka_unit_test(large_matmul_works), cmocka_unit_test(matmul_with_a_side_works),
+    cmocka_unit_test(lora_gradient_is_right),
     cmocka_unit_test(attention_gradient_is_right), cmocka_unit_test(attention_works), cmocka_unit_test(norms_work),
     cmocka_unit_test(embedding_works), cmocka_unit_test(rows_and_types_work),
     cmocka_unit_test(rope_table_is_that_of_transformers), cmocka_unit_test(rope_turns_and_turns_back),

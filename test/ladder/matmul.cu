@@ -191,7 +191,7 @@ static void run(int s, bf16 *y, const bf16 *x, const bf16 *w, int M, int N, int 
         SftCtx c = context(&work);
         const SftTensor none = {}, ty = {y, SFT_BF16, {M, N, 1}}, tx = {(void *)x, SFT_BF16, {M, K, 1}};
         const SftTensor tw = {(void *)w, SFT_BF16, {N, K, 1}};
-        return sft_cuda.matmul_forward(&c, ty, none, tx, tw, none, none, SFT_LINEAR);
+        return sft_cuda.matmul_forward(&c, ty, none, tx, tw, {}, none, none, 1, SFT_LINEAR);
     }
     const Step &t = steps[s];
     const dim3 grid((N + t.tile_n - 1) / t.tile_n, (M + t.tile_m - 1) / t.tile_m), block(t.threads_x, t.threads_y);
@@ -267,8 +267,8 @@ static bool op_is_clean(SftType type, int product) {
     const SftTensor pre = take(type, N, O), before = take(type, N, I);
     const SftTensor dw = take(SFT_F32, O, I), db = take(SFT_F32, O, 1);
     emu_count(true);
-    if (product == 0) sft_cuda.matmul_forward(&c, y, pre, x, w, bias, y, SFT_GELU);
-    if (product == 1) sft_cuda.matmul_backward_x(&c, x, y, w, before, SFT_GELU_TANH, true);
+    if (product == 0) sft_cuda.matmul_forward(&c, y, pre, x, w, {}, bias, y, 1, SFT_GELU);
+    if (product == 1) sft_cuda.matmul_backward_x(&c, x, y, w, {}, before, 1, SFT_GELU_TANH, true);
     if (product == 2) sft_cuda.matmul_backward_w(&c, dw, db, y, x);
     emu_count(false);
     return clean({"matmul_plain", "matmul_tensor", "matmul_hopper", "matmul_bias", "matmul_parts", "add_lines_kernel"});
