@@ -610,7 +610,7 @@ __device__ __forceinline__ Corner corner(const Product &p, int width, int b) {
    Banks: number (row, k) stands in line k at row ^ 16 (k / 4 % 2). An operand with k along its lines arrives as
    quads of 4 k, 16 rows x 2 quads a warp; each of the 4 stores hits 16 banks and the 16 others. Quads along a
    line, and all reads (8 lanes side by side, or the same quad), take a bank once as they are.
-   120-126 registers, 32 KB: 2 blocks on a multiprocessor. Tried: 16 k at a time, and all 8 k unrolled; both
+   122-128 registers, 32 KB: 2 blocks on a multiprocessor. Tried: 16 k at a time, and all 8 k unrolled; both
    spill at 128. */
 constexpr int PLAIN_DEPTH = 8;
 __device__ __forceinline__ float *plain_at(float *tile, int row, int k) {
@@ -708,7 +708,7 @@ struct Steps {
    along the lines: a line is 64 bytes, so that lines 0, 2, 4, 6 begin on the same bank, and chunk c of line l
    stands where c ^ l / 2 % 4 would. DOWN: a line is 256 bytes, all lines begin on the same bank, c ^ l % 8. The
    copies' writes, 8 lanes to 128 bytes of a line or of two, hit every group once too.
-   232-240 registers, 48 KB: 2 blocks on a multiprocessor, whose barriers and copies hide behind each other's
+   234-242 registers, 48 KB: 2 blocks on a multiprocessor, whose barriers and copies hide behind each other's
    mma. */
 constexpr int STAGES = 3, STEP = 32, OPERAND = TILE * STEP * 2; // bytes of a tile of an operand
 // Where chunk c (16 bytes, 8 numbers) of line l is in a tile: of 128 lines of 4 chunks or, DOWN, 32 lines of

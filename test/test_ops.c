@@ -183,7 +183,7 @@ static void product(double *out, double *size, int64_t ld, const double *a, int6
                 double t = a[i * ar + k * ac] * b[j * br + k * bc];
                 s += t, z += fabs(t);
             }
-            out[i * ld + j] += s, size[i * ld + j] += z + sqrt((double)K) / 4 * fabs(s);
+            out[i * ld + j] += s, size[i * ld + j] += z + sqrt((double)K) / 4 * fabs(out[i * ld + j]);
         }
 }
 
