@@ -2391,10 +2391,10 @@ __global__ void __launch_bounds__(1024) cross_entropy_kernel(float *loss, T *log
 #pragma unroll
         for (int u = 0; u < U; u++) {
             const int j = j0 + u * STEP;
-            if (j < V) v[u] = *(const Pack<T, W> *)(x + j);
+            if (j + W <= V) v[u] = *(const Pack<T, W> *)(x + j);
+            else
 #pragma unroll
-            for (int e = 0; e < W; e++)
-                if (j + e >= V) v[u].v[e] = from_float<T>(-INFINITY);
+                for (int e = 0; e < W; e++) v[u].v[e] = j + e < V ? x[j + e] : from_float<T>(-INFINITY);
         }
     };
     float most = -1e30f, sum = 0;
