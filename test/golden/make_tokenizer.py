@@ -6,7 +6,7 @@ Real tokenizers are too large to keep. Each is reduced to the tokens that are pa
 then every merge that the corpus can see is there, in the same order, and the ids are the real ones, renumbered (checked).
 What the real ones do not use is covered by small made-up tokenizers (synthetic.json).
 """
-import json, os, shutil, struct, sys, random
+import io, json, os, shutil, struct, sys, random
 from tokenizers import Tokenizer
 import sentencepiece
 
@@ -175,10 +175,11 @@ def train_sentencepiece():
     texts = [b for b in TEXTS if not any(x.encode() in b for x in ["<s>", "</s>", "<unk>", "\u2581\u2581"])]  # \u2581\u2581: decoding takes all of them away
     lines = [line for b in texts for line in b.decode("utf-8", "replace").replace("\0", "").split("\n") if len(line) < 200]
     os.makedirs(folder, exist_ok=True)
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines * 5), model_prefix=os.path.join(folder, "tokenizer"), vocab_size=500, hard_vocab_limit=False, model_type="bpe",
+    model = io.BytesIO() # of a file it would write down the path
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines * 5), model_writer=model, vocab_size=500, hard_vocab_limit=False, model_type="bpe",
         normalization_rule_name="identity", remove_extra_whitespaces=True, byte_fallback=True, user_defined_symbols=["\n", "<x>"], num_threads=1, minloglevel=2)
-    os.remove(os.path.join(folder, "tokenizer.vocab"))
-    real = sentencepiece.SentencePieceProcessor(model_file=os.path.join(folder, "tokenizer.model"))
+    open(os.path.join(folder, "tokenizer.model"), "wb").write(model.getvalue())
+    real = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     more = ["a\n b", "a \n  b \n", "  \n ", "<x> a<x>  <x>b", " \t  x ", "line\n\n   line  \n", "x \u2581"]
     golden(folder, texts + [t.encode() for t in more], lambda t: [real.bos_id()] + real.encode(t), lambda i, skip: real.decode(i[1:]) if skip else None)
 
