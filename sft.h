@@ -47,8 +47,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <strings.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -1057,13 +1055,11 @@ int64_t sft_peak_rss(void);             // bytes of memory this process had resi
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/resource.h>
 #include <strings.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -1619,6 +1615,35 @@ static void sft__known_keys(const json_t *object, const char *where, const char 
     json_object_foreach((json_t *)object, key, value)
         if (!sft__option_among(keys, key))
             sft_die(SFT_BAD_INPUT, "%s: unknown key \"%s\"; known: %s", where, key, *keys ? keys : "none");
+}
+
+// One key of a JSON object: kind 'n' any number, 'w' a whole one, 'b' true or false. Absent, null or "auto" (as
+// DeepSpeed writes it) give `standard`; where that is NAN the key must be there. `where` names the object in errors.
+static double sft__json_number(const json_t *object, const char *where, const char *key, char kind, double standard,
+                               double low, double high) {
+    const json_t *v = json_object_get(object, key);
+    if (!v || json_is_null(v) || sft__json_is(v, "auto")) {
+        if (isnan(standard)) sft_die(SFT_BAD_INPUT, "%s needs \"%s\"", where, key);
+        return standard;
+    }
+    double x = json_is_boolean(v) ? json_is_true(v) : json_number_value(v);
+    bool good = kind == 'b' ? json_is_boolean(v) : json_is_number(v) && (kind == 'n' || floor(x) == x);
+    if (good && x >= low && x <= high) return x;
+    const char *kinds = kind == 'b' ? "true or false, within" : kind == 'w' ? "a whole number" : "a number";
+    char got[80];
+    sft__json_text(got, v, false);
+    sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be %s from %g to %g, got %s", where, key, kinds, low, high, got);
+}
+
+// A key whose value is one of the words "a|b|c": its index among them. Absent, null or "auto": `standard`.
+static int sft__json_word(const json_t *object, const char *where, const char *key, int standard, const char *words) {
+    const json_t *v = json_object_get(object, key);
+    if (!v || json_is_null(v) || sft__json_is(v, "auto")) return standard;
+    const char *s = json_string_value(v), *at = s ? sft__option_among(words, s) : NULL;
+    if (!at) sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be one of %s, got %s", where, key, words, s ? s : "no string");
+    int index = 0;
+    for (; at > words; at--) index += at[-1] == '|';
+    return index;
 }
 
 SFT_NORETURN static void sft__option_wrong(const char *where, int kind, const json_t *v,
@@ -5537,36 +5562,6 @@ json_t *sft_plan_json(const SftModel *m) {
    Pitfall: the scaler changes its scale in the very step whose gradients still carry the old one. Divided by
    the new one they are off by two at every growth (DeepSpeed 0.19 does that). */
 
-// One key of a JSON object: kind 'n' any number, 'w' a whole one, 'b' true or false. Absent, null or "auto" (as
-// DeepSpeed writes it) give `standard`; where that is NAN the key must be there. `where` names the object in errors.
-static double sft__json_number(const json_t *object, const char *where, const char *key, char kind, double standard,
-                       double low, double high) {
-    const json_t *v = json_object_get(object, key);
-    if (!v || json_is_null(v) || (json_is_string(v) && !strcmp(json_string_value(v), "auto"))) {
-        if (isnan(standard)) sft_die(SFT_BAD_INPUT, "%s needs \"%s\"", where, key);
-        return standard;
-    }
-    double x = json_is_boolean(v) ? json_is_true(v) : json_number_value(v);
-    bool good = kind == 'b' ? json_is_boolean(v) : json_is_number(v) && (kind == 'n' || floor(x) == x);
-    if (good && x >= low && x <= high) return x;
-    const char *kinds = kind == 'b' ? "true or false, within" : kind == 'w' ? "a whole number" : "a number";
-    sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be %s from %g to %g, got %s", where, key, kinds, low, high,
-            json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT));
-}
-
-// A key whose value is one of the words "a|b|c": its index among them. Absent, null or "auto": `standard`.
-static int sft__json_word(const json_t *object, const char *where, const char *key, int standard,
-                     const char *words) {
-    const json_t *v = json_object_get(object, key);
-    const char *s = json_string_value(v);
-    if (!v || json_is_null(v) || (s && !strcmp(s, "auto"))) return standard;
-    size_t n = s ? strlen(s) : 0;
-    int index = 0;
-    for (const char *w = words; s && w; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL, index++)
-        if (!strncmp(w, s, n) && (w[n] == '|' || !w[n])) return index;
-    sft_die(SFT_BAD_INPUT, "%s: \"%s\" must be one of %s, got %s", where, key, words, s ? s : "no string");
-}
-
 /* The loss scaler. fp16 knows nothing below 6e-8, so gradients are lifted by multiplying the loss. Too large
    a scale overflows instead: then the step is skipped and, once `left` overflows are used up, the scale is
    halved. `window` good steps double it again. All as DeepSpeed 0.19, whose first growth comes at good step
@@ -6655,13 +6650,6 @@ void sft_record_event(SftRecord *r, json_t *line) {
     free(text);
 }
 
-static void sft__log_whole(json_t *line, const char *key, int64_t x) {
-    json_object_set_new(line, key, json_integer(x));
-}
-static void sft__log_real(json_t *line, const char *key, double x) {
-    json_object_set_new(line, key, sft_json_real(x));
-}
-
 // The line for people, over the steps since the last one.
 static void sft__step_print(SftRecord *r, const SftStepLine *s) {
     SftShort a, b;
@@ -6693,32 +6681,25 @@ void sft_record_step(SftRecord *r, const SftStepLine *s) {
     r->skipped += s->update.skipped, r->clipped += s->update.clipped;
     if (good) r->window_loss += s->loss * (double)s->trained_tokens, r->window_trained += s->trained_tokens;
     r->window_tokens += s->tokens, r->window_seconds += s->seconds;
-    json_t *line = json_object();
-    sft__log_whole(line, "step", s->step);
-    sft__log_real(line, "epoch", s->epoch);
-    sft__log_real(line, "loss", s->loss);
-    sft__log_real(line, "grad_norm", s->update.grad_norm);
-    sft__log_real(line, "learning_rate", s->update.lr);
-    sft__log_whole(line, "tokens", s->tokens);
-    sft__log_whole(line, "trained_tokens", s->trained_tokens);
-    sft__log_real(line, "tokens_per_second", (double)s->tokens / s->seconds);
-    sft__log_real(line, "step_seconds", s->seconds);
-    if (r->config->fp16) sft__log_real(line, "loss_scale", s->loss_scale);
+    json_t *line = json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:o}", "step", (json_int_t)s->step,
+        "epoch", sft_json_real(s->epoch), "loss", sft_json_real(s->loss),
+        "grad_norm", sft_json_real(s->update.grad_norm), "learning_rate", sft_json_real(s->update.lr),
+        "tokens", (json_int_t)s->tokens, "trained_tokens", (json_int_t)s->trained_tokens,
+        "tokens_per_second", sft_json_real((double)s->tokens / s->seconds), "step_seconds", sft_json_real(s->seconds));
+    if (r->config->fp16) json_object_set_new(line, "loss_scale", sft_json_real(s->loss_scale));
     if (s->update.skipped) json_object_set_new(line, "skipped", json_true());
     if (s->update.clipped) json_object_set_new(line, "clipped", json_true());
-    if (s->comm_seconds > 0) sft__log_real(line, "comm_seconds", s->comm_seconds);
-    if (s->mfu > 0) sft__log_real(line, "mfu", s->mfu);
+    if (s->comm_seconds > 0) json_object_set_new(line, "comm_seconds", sft_json_real(s->comm_seconds));
+    if (s->mfu > 0) json_object_set_new(line, "mfu", sft_json_real(s->mfu));
     sft_record_event(r, line);
     if (s->step % r->config->logging_steps == 0 || s->step == s->total) sft__step_print(r, s);
     sft_progress("training", (double)s->step, (double)s->total);
 }
 
 void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact) {
-    json_t *line = json_object();
-    sft__log_whole(line, "step", step);
-    sft__log_real(line, "eval_loss", loss);
-    sft__log_whole(line, "eval_tokens", tokens);
-    if (!isnan(exact)) sft__log_real(line, "eval_exact_match", exact);
+    json_t *line = json_pack("{s:I, s:o, s:I}", "step", (json_int_t)step, "eval_loss", sft_json_real(loss),
+                             "eval_tokens", (json_int_t)tokens);
+    if (!isnan(exact)) json_object_set_new(line, "eval_exact_match", sft_json_real(exact));
     sft_record_event(r, line);
     sft_progress("", 1, 1);
     fprintf(r->out, "step %lld  validation loss %.4f  perplexity %.4g", (long long)step, loss, exp(loss));
@@ -6729,13 +6710,10 @@ void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t toke
 
 void sft_record_sample(SftRecord *r, int64_t step, json_t *prompt, const char *answer) {
     json_t *text = json_string(answer); // NULL when it is not UTF-8
-    json_t *line = json_object();
-    sft__log_whole(line, "step", step);
-    json_object_set(line, "prompt", prompt);
-    json_object_set_new(line, "answer", text ? text : json_null());
+    json_t *line = json_pack("{s:I, s:O, s:o}", "step", (json_int_t)step, "prompt", prompt, "answer",
+                             text ? text : json_null());
     sft_record_event(r, line);
-    char *shown =
-        json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
+    char *shown = json_is_string(prompt) ? strdup(json_string_value(prompt)) : json_dumps(prompt, JSON_ENCODE_ANY);
     sft_progress("", 1, 1);
     fprintf(r->out, "step %lld  prompt: %s\n  answer: %s\n", (long long)step, shown ? shown : "", answer);
     fflush(r->out);
@@ -6747,19 +6725,12 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
     size_t plan = 0, peak = 0;
     for (int i = 0; i < SFT_MEMS; i++) plan += m->mem[i].size, peak += m->mem[i].peak;
     double seconds = sft_now() - r->opened;
-    json_t *line = json_pack("{s:s}", "event", "summary");
-    sft__log_whole(line, "steps", r->steps);
-    sft__log_real(line, "seconds", seconds);
-    sft__log_whole(line, "tokens", r->tokens);
-    sft__log_whole(line, "trained_tokens", r->trained);
-    sft__log_whole(line, "skipped", r->skipped);
-    sft__log_whole(line, "clipped", r->clipped);
-    sft__log_real(line, "loss", r->loss);
-    sft__log_real(line, "eval_loss_before", before);
-    sft__log_real(line, "eval_loss", after);
-    sft__log_whole(line, "plan_bytes", (int64_t)plan);
-    sft__log_whole(line, "peak_bytes", (int64_t)peak);
-    sft__log_whole(line, "peak_rss_bytes", sft_peak_rss());
+    json_t *line = json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I}", "event", "summary",
+        "steps", (json_int_t)r->steps, "seconds", sft_json_real(seconds), "tokens", (json_int_t)r->tokens,
+        "trained_tokens", (json_int_t)r->trained, "skipped", (json_int_t)r->skipped,
+        "clipped", (json_int_t)r->clipped, "loss", sft_json_real(r->loss), "eval_loss_before", sft_json_real(before),
+        "eval_loss", sft_json_real(after), "plan_bytes", (json_int_t)plan, "peak_bytes", (json_int_t)peak,
+        "peak_rss_bytes", (json_int_t)sft_peak_rss());
     sft_record_event(r, line);
     sft_progress("", 1, 1);
     fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n",

@@ -221,9 +221,9 @@ static void add_rows(const Run *r, json_t *rows, const SftBatch *b, const int32_
             if (targets[i] >= 0) sum -= logprobs[i], n++;
             json_array_append_new(ids, json_integer(b->ids[i]));
             json_array_append_new(labels, json_integer(i > first && targets[i - 1] >= 0 ? b->ids[i] : -100));
-            json_array_append_new(each, i > first ? json_real(logprobs[i - 1]) : json_null());
+            json_array_append_new(each, i > first ? sft_json_real(logprobs[i - 1]) : json_null());
         }
-        json_object_set_new(row, "loss", n ? json_real(sum / (double)n) : json_null());
+        json_object_set_new(row, "loss", n ? sft_json_real(sum / (double)n) : json_null());
         json_object_set_new(row, "tokens", json_integer(n));
         if (r->config->per_token) {
             json_object_set(row, "input_ids", ids);
@@ -400,8 +400,8 @@ static void eval(const SftConfig *config) {
     load_weights(&r);
     json_t *rows = config->per_row || config->per_token ? json_array() : NULL;
     Score s = evaluate(&r, rows);
-    json_t *result = json_pack("{s:f, s:I, s:f}", "loss", s.loss, "tokens", (json_int_t)s.tokens, "perplexity",
-                               exp(s.loss));
+    json_t *result = json_pack("{s:o, s:I, s:o}", "loss", sft_json_real(s.loss), "tokens", (json_int_t)s.tokens,
+                               "perplexity", sft_json_real(exp(s.loss)));
     if (rows) json_object_set_new(result, "rows", rows);
     if (config->json) print_json(result);
     else {

@@ -32,4 +32,10 @@ printf '{"prompt": 5}' >"$dir/prompts"
 refused "generate names the prompt at fault" "prompts, line 1: a prompt is a string" generate $model --file "$dir/prompts" $options
 is "chat forgets at clear and ends at exit" "$answer $answer" "$(printf 'Hi\n\nclear\nHi\r\nexit\nHi\n' | echo $(program chat $model $options))"
 is "a command of the wrong kind ends with status 1" 1 "$(program eval $model >"$dir/out"; echo $?)"
+
+# A learning rate that ruins the model: its perplexity is beyond any number, and JSON has no word for that but null.
+program train data/quickstart.json --max_steps 3 --learning_rate 10 --max_grad_norm 0 --warmup_steps 0 --eval_strategy no \
+    --evaluation_inputs null --output_dir "$dir/ruined" >"$dir/out"
+json=$(program eval "$dir/ruined" --validation_file data/heldout.jsonl --json)
+is "eval of a ruined model is JSON all the same" '"perplexity":null}' "${json##*,}"
 exit $failed
