@@ -1033,9 +1033,9 @@ void sft_record_step(SftRecord *r, const SftStepLine *line);
 // asked.
 void sft_record_evaluation(SftRecord *r, int64_t step, double loss, int64_t tokens, double exact);
 void sft_record_sample(SftRecord *r, int64_t step, struct json_t *prompt, const char *answer);
-// The last line: totals since the run began or was resumed, plan and peaks of memory. NAN where there was no
-// evaluation.
-void sft_record_summary(SftRecord *r, const SftModel *m, double eval_loss_before, double eval_loss_after);
+// The last line, which is returned, too (a new reference): totals since the run began or was resumed, plan and peaks of
+// memory. NAN where there was no evaluation.
+struct json_t *sft_record_summary(SftRecord *r, const SftModel *m, double eval_loss_before, double eval_loss_after);
 void sft_record_close(SftRecord *r);
 // A live bar on a terminal, nothing elsewhere; done == total removes it.
 void sft_progress(const char *what, double done, double total);
@@ -6720,7 +6720,7 @@ void sft_record_sample(SftRecord *r, int64_t step, json_t *prompt, const char *a
     free(shown);
 }
 
-void sft_record_summary(SftRecord *r, const SftModel *m, double before, double after) {
+json_t *sft_record_summary(SftRecord *r, const SftModel *m, double before, double after) {
     SftShort a, b, c;
     size_t plan = 0, peak = 0;
     for (int i = 0; i < SFT_MEMS; i++) plan += m->mem[i].size, peak += m->mem[i].peak;
@@ -6731,7 +6731,7 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
         "clipped", (json_int_t)r->clipped, "loss", sft_json_real(r->loss), "eval_loss_before", sft_json_real(before),
         "eval_loss", sft_json_real(after), "plan_bytes", (json_int_t)plan, "peak_bytes", (json_int_t)peak,
         "peak_rss_bytes", (json_int_t)sft_peak_rss());
-    sft_record_event(r, line);
+    sft_record_event(r, json_incref(line));
     sft_progress("", 1, 1);
     fprintf(r->out, "done: %lld steps in %s, %s tokens (%s trained), %lld steps clipped, %lld skipped\n",
             (long long)r->steps, sft__clock(a, seconds), sft__short(b, (double)r->tokens),
@@ -6744,6 +6744,7 @@ void sft_record_summary(SftRecord *r, const SftModel *m, double before, double a
     fprintf(r->out, "memory: %sB planned, %sB used, %sB resident at most\n", sft__short(a, (double)plan),
             sft__short(b, (double)peak), sft__short(c, (double)sft_peak_rss()));
     fflush(r->out);
+    return line;
 }
 
 void sft_record_close(SftRecord *r) {

@@ -374,12 +374,13 @@ static void train(const SftConfig *config) {
         answer_inputs(&r, t.step);
         sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->output_dir); // [9]
     }
-    sft_record_summary(r.record, &r.model, before.loss, after.loss);
-    if (config->quickstart && !stop_signal && after.exact >= 0 && before.exact >= 0)
+    json_t *summary = sft_record_summary(r.record, &r.model, before.loss, after.loss);
+    if (config->json) print_json(json_incref(summary));
+    else if (config->quickstart && !stop_signal && after.exact >= 0 && before.exact >= 0)
         printf("quickstart: held-out exact match %.1f %% -> %.1f %%, validation loss %.3f -> %.3f\n",
                100 * before.exact, 100 * after.exact, before.loss, after.loss);
     sft_record_close(r.record);
-    free(order), free(resume);
+    free(order), free(resume), json_decref(summary);
     close_run(&r);
 }
 
@@ -430,6 +431,7 @@ static void export(const SftConfig *config) {
     load_weights(&r);
     sft_make_folder(config->args[1]);
     sft_export(&r.model, r.tokenizer, r.chat, config, r.folder, config->args[1]);
+    if (config->json) print_json(json_pack("{s:s}", "folder", config->args[1]));
     close_run(&r);
 }
 

@@ -35,7 +35,9 @@ is "a command of the wrong kind ends with status 1" 1 "$(program eval $model >"$
 
 # A learning rate that ruins the model: its perplexity is beyond any number, and JSON has no word for that but null.
 program train data/quickstart.json --max_steps 3 --learning_rate 10 --max_grad_norm 0 --warmup_steps 0 --eval_strategy no \
-    --evaluation_inputs null --output_dir "$dir/ruined" >"$dir/out"
+    --evaluation_inputs null --output_dir "$dir/ruined" --json >"$dir/out"
+is "train's result is the log's last line" "$(tail -n 1 "$dir/ruined/log.jsonl" | cut -d, -f1-2)" "$(cut -d, -f1-2 "$dir/out")"
+is "export says where" "{\"folder\":\"$dir/exported\"}" "$(program export "$dir/ruined" "$dir/exported" --json)"
 json=$(program eval "$dir/ruined" --validation_file data/heldout.jsonl --json)
 is "eval of a ruined model is JSON all the same" '"perplexity":null}' "${json##*,}"
 exit $failed

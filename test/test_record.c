@@ -87,7 +87,7 @@ static void the_log_has_the_names_people_know(void **state) {
     json_decref(prompt);
     SftModel model = {0};
     model.mem[0].size = 1000, model.mem[0].peak = 900;
-    sft_record_summary(r, &model, NAN, 0.5);
+    json_decref(sft_record_summary(r, &model, NAN, 0.5));
     sft_record_close(r);
     char *screen = screen_end();
     assert_non_null(strstr(screen, "step  1/40  epoch 0.10  loss 2.2500  lr 2.00e-05  norm 1.5  6.0k tok/s"));
