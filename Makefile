@@ -52,6 +52,8 @@ probe:
 	@echo "libraries  $(if $(HAVE_LIBS),jansson$(,) PCRE2$(,) utf8proc,missing: run 'make deps')"
 
 # Every target that starts from a bare machine begins here: one package manager call, only when something is missing.
+# What comes after is another make's: this one has probed the machine as it was before, so that no list of what is built
+# or run may depend on a package that deps installs.
 HAVE_CXX := $(shell echo '$(hash)include <string>' | $(CXX) -x c++ -c - -o /dev/null 2>/dev/null && echo yes)
 PACKAGES = libjansson-dev libpcre2-dev libutf8proc-dev libcmocka-dev g++
 deps:
@@ -163,7 +165,7 @@ $(BUILD)/ptxas_sm_%.log: kernels.cu sft.h
 	@rm $@.cubin && mv $@.tmp $@
 $(BUILD)/kernel_gates: $(BUILD)/emu_trace_kernel_report $(PTXAS_LOGS)
 	printf '#!/bin/sh\nexec $< gates $(PTXAS_LOGS)\n' >$@ && chmod +x $@
-kernel-report:
+kernel-report: deps
 ifdef LADDER
 	@$(MAKE) --no-print-directory -s $(BUILD)/emu_trace_ladder_$(LADDER)
 	@$(BUILD)/emu_trace_ladder_$(LADDER) report
@@ -177,9 +179,9 @@ $(BUILD)/mutated.cu: test/mutate.pl test/mutations.txt kernels.cu
 train_gpt2cu_emu: $(BUILD)/cuda/train.o $(BUILD)/tokenizer.o $(BUILD)/emu_fast/kernels.o $(BUILD)/emu_fast/emu.a
 	$(CXX) $^ -o $@ $(LIBS) $(EMU_LINK_fast)
 test/train_cuda.sh: train_gpt2 train_gpt2cu_emu
-EMU_TESTS := $(if $(HAVE_CXX),test/train_cuda.sh $(BUILD)/kernel_gates $(foreach mode,trace asan fast,$(BUILD)/emu_$(mode)_test_ops) \
+EMU_TESTS := test/train_cuda.sh $(BUILD)/kernel_gates $(foreach mode,trace asan fast,$(BUILD)/emu_$(mode)_test_ops) \
     $(BUILD)/emu_trace_mutations $(BUILD)/emu_asan_mutations $(foreach mode,fast asan trace,$(BUILD)/emu_$(mode)_test_emu) \
-    $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu)))
+    $(patsubst test/ladder/%.cu,$(BUILD)/emu_trace_ladder_%,$(wildcard test/ladder/*.cu))
 $(BUILD)/sft.o: sft.h Makefile
 	@mkdir -p $(BUILD)
 	printf '%s\n' '$(hash)define SFT_IMPLEMENTATION' '$(hash)include "sft.h"' | $(CC) $(CFLAGS) $(OPT) -I. -x c -c - -o $@
