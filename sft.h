@@ -316,6 +316,15 @@ void sft_help_markdown(FILE *out);                       // the table of options
    ================================================================================================================ */
 typedef struct SftTokenizer SftTokenizer;
 typedef struct { int32_t *ids; int64_t n, cap; } SftIds; // a growing list of ids; zero it to begin, free(ids) to end
+static inline void sft_ids_room(SftIds *list, int64_t more) { // makes room for so many more
+    if (list->n + more <= list->cap) return;
+    list->cap = 2 * (list->n + more) + 64;
+    list->ids = (int32_t *)sft_realloc(list->ids, (size_t)list->cap * sizeof *list->ids);
+}
+static inline void sft_ids_add(SftIds *list, int32_t id) { // appends
+    sft_ids_room(list, 1);
+    list->ids[list->n++] = id;
+}
 
 /* Loads tokenizer.json, or vocab.json + merges.txt (encoder.json + vocab.bpe), or a SentencePiece BPE tokenizer.model,
    with tokenizer_config.json beside it. Dies with the component's name when one is not supported. Read-only afterwards:
@@ -1004,7 +1013,6 @@ typedef struct {
    earlier sft_forward are overwritten. Dies when the prompt is empty or does not fit. */
 void sft_generate(SftCtx *c, SftModel *m, SftIds *out, const int32_t *prompt, int64_t n, const int32_t *stops,
                   int nstops, SftSampling how, void (*on_token)(void *arg, int32_t id), void *arg);
-void sft_ids_add(SftIds *list, int32_t id); // appends
 // The ids that end an answer, the template's (NULL: none) first, then the model's own. Returns how many.
 int sft_stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl);
 
@@ -6469,14 +6477,6 @@ static void sft__next_logits(SftCtx *c, SftModel *m, float *logits, int64_t row)
     const void *data = sft__read(c, m->room, out.data, (size_t)m->arch.V * sft_type_size(out.type));
     c->ops->wait(c);
     sft_to_f32(logits, data, out.type, m->arch.V);
-}
-
-void sft_ids_add(SftIds *list, int32_t id) {
-    if (list->n == list->cap) {
-        list->cap = 2 * list->cap + 64;
-        list->ids = (int32_t *)sft_realloc(list->ids, (size_t)list->cap * sizeof *list->ids);
-    }
-    list->ids[list->n++] = id;
 }
 
 int sft_stops(int32_t out[64], const SftModel *m, const SftTemplate *tpl) {

@@ -59,12 +59,6 @@ static void sft__add(Sft__Bytes *b, const char *text, size_t n) {
 
 static void sft__adds(Sft__Bytes *b, const char *text) { sft__add(b, text, strlen(text)); }
 
-static inline void sft__reserve(SftIds *out, int64_t more) {
-    if (out->n + more <= out->cap) return;
-    out->cap = 2 * (out->n + more) + 64;
-    out->ids = sft_realloc(out->ids, (size_t)out->cap * sizeof(int32_t));
-}
-
 static inline size_t sft__length(char first) { // bytes of the character that begins so, in valid UTF-8
     uint8_t c = (uint8_t)first;
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
@@ -539,7 +533,7 @@ static void sft__merge(Sft__Encoder *e, const char *word, size_t length) {
         sft__rank(t, s, i, n);
         if (left >= 0) sft__rank(t, s, left, n);
     }
-    sft__reserve(e->out, n);
+    sft_ids_room(e->out, n);
     for (i = 0; i < n; i = symbol[i].next) e->out->ids[e->out->n++] = symbol[i].id;
 }
 
@@ -604,7 +598,7 @@ static void sft__word(Sft__Encoder *e, const char *word, size_t n, bool stretch)
     if (n <= SFT__KEY) {
         entry = &e->s->cache[sft__hash(word, n) % SFT__CACHE];
         if (entry->length == length && !memcmp(entry->key, word, n)) {
-            sft__reserve(out, SFT__CACHED);
+            sft_ids_room(out, SFT__CACHED);
             memcpy(out->ids + out->n, entry->ids, sizeof entry->ids);
             out->n += entry->n;
             return;
@@ -830,7 +824,7 @@ static void sft__added(Sft__Encoder *e, int level, const char *text, size_t n, S
 
 static void sft__encode(const SftTokenizer *t, SftIds *out, const char *text, size_t n, Sft__Place place) {
     Sft__Encoder e = {t, sft__borrow(t), out};
-    sft__reserve(out, (int64_t)n / 3);
+    sft_ids_room(out, (int64_t)n / 3);
     text = sft__utf8(&e.s->utf8, text, &n);
     if (n) sft__added(&e, 0, text, n, place);
     sft__give(e.s);
@@ -952,7 +946,7 @@ static const char *sft__string(const SftTokenizer *t, json_t *o, const char *key
     return json_string_value(v);
 }
 
-static bool sft__flag(const SftTokenizer *t, json_t *o, const char *key, bool absent) {
+static bool sft__truth(const SftTokenizer *t, json_t *o, const char *key, bool absent) {
     json_t *v = json_object_get(o, key);
     if (!v || json_is_null(v)) return absent;
     if (!json_is_boolean(v)) sft__bad(t, "\"%s\" must be true or false", key);
@@ -1035,8 +1029,8 @@ static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
     } else if (sft__is(o, "Replace")) {
         sft__pattern(t, sft__step(t, p, SFT__REPLACE, sft__string(t, o, "content", NULL), 0), o);
     } else if (sft__is(o, "Strip")) { // white space at the ends
-        if (sft__flag(t, o, "strip_left", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "\\A\\s+");
-        if (sft__flag(t, o, "strip_right", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "(?<!\\s)\\s+\\z");
+        if (sft__truth(t, o, "strip_left", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "\\A\\s+");
+        if (sft__truth(t, o, "strip_right", true)) sft__regex_step(t, p, SFT__REPLACE, 0, "(?<!\\s)\\s+\\z");
     } else {
         int form = 0;
         while (form < 4 && !sft__is(o, forms[form])) form++;
@@ -1047,7 +1041,7 @@ static void sft__load_normalizer(SftTokenizer *t, json_t *o) {
 
 static int sft__scheme(SftTokenizer *t, json_t *o) { // older files say add_prefix_space
     static const char *const words[] = {"never", "first", "always"};
-    const char *absent = sft__flag(t, o, "add_prefix_space", true) ? "always" : "never";
+    const char *absent = sft__truth(t, o, "add_prefix_space", true) ? "always" : "never";
     return sft__choice(t, o, "prepend_scheme", absent, words, 3);
 }
 
@@ -1057,21 +1051,21 @@ static void sft__load_pre_tokenizer(SftTokenizer *t, json_t *o) {
     Sft__Pipeline *p = &t->pre_tokenizer;
     if (sft__is(o, "Split")) {
         Sft__Step *step = sft__step(t, p, SFT__SPLIT, "", sft__choice(t, o, "behavior", NULL, modes, 5));
-        step->invert = sft__flag(t, o, "invert", false);
+        step->invert = sft__truth(t, o, "invert", false);
         sft__pattern(t, step, o);
     } else if (sft__is(o, "ByteLevel")) {
-        if (sft__flag(t, o, "add_prefix_space", true)) sft__step(t, p, SFT__PREPEND, " ", SFT__ALWAYS);
-        if (sft__flag(t, o, "use_regex", true)) sft__regex_step(t, p, SFT__SPLIT, SFT__ISOLATED, SFT__GPT2);
+        if (sft__truth(t, o, "add_prefix_space", true)) sft__step(t, p, SFT__PREPEND, " ", SFT__ALWAYS);
+        if (sft__truth(t, o, "use_regex", true)) sft__regex_step(t, p, SFT__SPLIT, SFT__ISOLATED, SFT__GPT2);
         sft__step(t, p, SFT__BYTES, "", 0);
     } else if (sft__is(o, "Digits")) {
-        bool each = sft__flag(t, o, "individual_digits", false);
+        bool each = sft__truth(t, o, "individual_digits", false);
         sft__regex_step(t, p, SFT__SPLIT, each ? SFT__ISOLATED : SFT__CONTIGUOUS, "\\p{N}");
     } else if (sft__is(o, "Metaspace")) {
         const char *mark = sft__string(t, o, "replacement", "\xe2\x96\x81");
         int scheme = sft__scheme(t, o);
         sft__step(t, p, SFT__REPLACE, mark, 0);
         if (scheme != SFT__NEVER) sft__step(t, p, SFT__PREPEND, mark, scheme);
-        if (sft__flag(t, o, "split", true)) sft__look_for(t, sft__step(t, p, SFT__SPLIT, "", SFT__WITH_NEXT), mark);
+        if (sft__truth(t, o, "split", true)) sft__look_for(t, sft__step(t, p, SFT__SPLIT, "", SFT__WITH_NEXT), mark);
     } else if (sft__is(o, "Punctuation")) {
         int mode = sft__choice(t, o, "behavior", "Isolated", modes, 5);
         sft__regex_step(t, p, SFT__SPLIT, mode, "[!-/:-@\\[-`{-~\\p{P}]");
@@ -1270,8 +1264,8 @@ static void sft__load_added(SftTokenizer *t, json_t *o, bool bare) {
     if (other < 0 && name && !bare)
         sft__bad(t, "the added token \"%.80s\" has id %d, which is \"%.80s\"", content, id, name);
     if (other < 0) sft__words_put(&t->words, content, n, id);
-    for (int k = 0; k < SFT_COUNT(flags); k++) t->flags[id] |= (uint8_t)(sft__flag(t, o, flags[k], false) << k);
-    bool normalized = sft__flag(t, o, "normalized", !(t->flags[id] & SFT__SPECIAL));
+    for (int k = 0; k < SFT_COUNT(flags); k++) t->flags[id] |= (uint8_t)(sft__truth(t, o, flags[k], false) << k);
+    bool normalized = sft__truth(t, o, "normalized", !(t->flags[id] & SFT__SPECIAL));
     if (normalized && !bare) t->flags[id] |= SFT__NORMALIZED;
     Sft__Scratch *s = sft__borrow(t);
     if (t->flags[id] & SFT__NORMALIZED) text = sft__normalize(t, s, content, &n, SFT__BEGINS);
@@ -1444,9 +1438,9 @@ static void sft__load_json(SftTokenizer *t, json_t *root, json_t *config, bool b
     sft__load_vocab(t, json_object_get(model, "vocab"), added);
     if (bare && (o = json_object_get(model, "scores"))) sft__load_scores(t, o);
     else sft__load_merges(t, sft__array(t, model, "merges"));
-    t->byte_fallback = sft__flag(t, model, "byte_fallback", false);
-    t->fuse_unk = sft__flag(t, model, "fuse_unk", false);
-    t->ignore_merges = sft__flag(t, model, "ignore_merges", false);
+    t->byte_fallback = sft__truth(t, model, "byte_fallback", false);
+    t->fuse_unk = sft__truth(t, model, "fuse_unk", false);
+    t->ignore_merges = sft__truth(t, model, "ignore_merges", false);
     if (*unk && (t->unk = sft_token_id(t, unk)) < 0) sft__bad(t, "unk_token \"%.80s\" is not in the vocabulary", unk);
     if ((o = sft__present(t, root, "normalizer"))) sft__load_normalizer(t, o);
     if ((o = sft__present(t, root, "pre_tokenizer"))) sft__load_pre_tokenizer(t, o);
@@ -1476,7 +1470,7 @@ static json_t *sft__read_gpt2(SftTokenizer *t, const char *merges, json_t *confi
     t->bos = t->eos = json_is_integer(end) ? (int32_t)json_integer_value(end) : -1;
     sft__also(added, t->eos, "<|endoftext|>", true, false);
     json_t *bytes = json_pack("{s:s,s:b}", "type", "ByteLevel", "add_prefix_space",
-                              sft__flag(t, config, "add_prefix_space", false));
+                              sft__truth(t, config, "add_prefix_space", false));
     return json_pack("{s:{s:o,s:o},s:o,s:O,s:o}", "model", "vocab", vocab, "merges", lines, "added_tokens", added,
                      "pre_tokenizer", bytes, "decoder", bytes);
 }
@@ -1630,9 +1624,9 @@ SftTokenizer *sft_tokenizer_load(const char *folder) {
     t->bos = sft__special_id(t, config, model, "bos_token", t->bos);
     t->eos = sft__special_id(t, config, model, "eos_token", t->eos);
     if (t->prefix.n && t->bos < 0) t->bos = t->prefix.ids[0];
-    bool add_bos = sft__flag(t, config, "add_bos_token", kind == 3);
+    bool add_bos = sft__truth(t, config, "add_bos_token", kind == 3);
     if (!t->prefix.n && t->bos >= 0 && add_bos) sft_ids_add(&t->prefix, t->bos);
-    if (!t->suffix.n && t->eos >= 0 && sft__flag(t, config, "add_eos_token", false)) sft_ids_add(&t->suffix, t->eos);
+    if (!t->suffix.n && t->eos >= 0 && sft__truth(t, config, "add_eos_token", false)) sft_ids_add(&t->suffix, t->eos);
     t->chat_template = sft__load_chat_template(t, config, folder);
     json_decref(root), json_decref(config), json_decref(model);
     return t;
@@ -1936,11 +1930,11 @@ static void sft__flush(Sft__Pen *pen) {
     pen->text.n = 0;
 }
 
-static void sft__write(Sft__Pen *pen, const char *s, size_t n, bool trained) {
+static void sft__pen_write(Sft__Pen *pen, const char *s, size_t n, bool trained) {
     if (n && trained != pen->trained) sft__flush(pen), pen->trained = trained;
     sft__add(&pen->text, s, n);
 }
-static void sft__writes(Sft__Pen *pen, const char *s, bool trained) { sft__write(pen, s, strlen(s), trained); }
+static void sft__pen_text(Sft__Pen *pen, const char *s, bool trained) { sft__pen_write(pen, s, strlen(s), trained); }
 
 static int sft__role(const SftMessage *m) {
     if (!strcmp(m->role, "observation")) return SFT__T_TOOL;
@@ -2053,29 +2047,29 @@ char *sft_render(const SftTemplate *p, SftTokens *out, const SftMessage *message
         if (role < 0) continue;
         bool last_tool = role == SFT__T_TOOL && (i + 1 == n || turn[i + 1].role != SFT__T_TOOL);
         if (sft__answers(role)) {
-            sft__writes(&pen, headless ? "" : p->head, pen.trained); // a heading goes with the prompt before it
+            sft__pen_text(&pen, headless ? "" : p->head, pen.trained); // a heading goes with the prompt before it
             sft__flush(&pen);
-            sft__writes(&pen, p->before[SFT__T_ASSISTANT], u->trained);
+            sft__pen_text(&pen, p->before[SFT__T_ASSISTANT], u->trained);
         } else if (role == SFT__T_USER && bos && p->flags & SFT__T_BOS_EACH) {
             sft__flush(&pen), sft__push_token(out, sft_bos(p->t), false);
         } else if (role == SFT__T_TOOL) {
-            sft__writes(&pen, p->before[before == role ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN], u->trained);
+            sft__pen_text(&pen, p->before[before == role ? SFT__T_TOOLS_BETWEEN : SFT__T_TOOLS_BEGIN], u->trained);
         }
-        if (role != SFT__T_ASSISTANT) sft__writes(&pen, p->before[role], u->trained);
+        if (role != SFT__T_ASSISTANT) sft__pen_text(&pen, p->before[role], u->trained);
         const char *s = u->text.p;
         size_t bytes = u->text.n;
         if (p->flags & SFT__T_TRIM_ALL) sft__trim_text(&s, &bytes);
-        sft__write(&pen, s, bytes, u->trained);
-        sft__writes(&pen, p->after[role], u->trained);
-        if (last_tool) sft__writes(&pen, p->before[SFT__T_TOOLS_END], u->trained);
-        if (role == SFT__T_CALL) sft__writes(&pen, p->after[SFT__T_ASSISTANT], u->trained);
+        sft__pen_write(&pen, s, bytes, u->trained);
+        sft__pen_text(&pen, p->after[role], u->trained);
+        if (last_tool) sft__pen_text(&pen, p->before[SFT__T_TOOLS_END], u->trained);
+        if (role == SFT__T_CALL) sft__pen_text(&pen, p->after[SFT__T_ASSISTANT], u->trained);
         if (sft__answers(role)) {
             sft__flush(&pen), sft__push_token(out, p->stop[0], u->trained);
-            pen.trained = false, sft__writes(&pen, p->separator, false), sft__flush(&pen);
+            pen.trained = false, sft__pen_text(&pen, p->separator, false), sft__flush(&pen);
         }
         before = role, headless = p->flags & SFT__T_TOOL_ANSWERS && role == SFT__T_TOOL;
     }
-    sft__writes(&pen, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head, false);
+    sft__pen_text(&pen, !generation ? p->before[SFT__T_TAIL] : headless ? "" : p->head, false);
     sft__flush(&pen);
     for (int i = 0; i < n; i++) free(turn[i].text.p);
     free(turn), free(m), free(pen.text.p);
